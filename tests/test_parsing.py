@@ -52,6 +52,15 @@ def test_toml_beyond_bounds_is_refused(tmp_path: Path, text: str, named: str) ->
     refused(lambda: read_toml(path), "settings.toml", named)
 
 
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    for name, text, read in (
+        ("a.json", '{"a": 1}', read_json),
+        ("a.toml", "a = 1", read_toml),
+    ):
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        assert read(tmp_path / name) == {"a": 1}
+
+
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):

@@ -78,7 +78,7 @@ def read_requests(
         if getattr(arguments, name, None) is not None
     }
     given |= {"json_schema": arguments.json_schema and read_json(arguments.json_schema)}
-    given |= {"logit_bias": _biases(arguments.logit_bias or [])}
+    given |= {"logit_bias": arguments.logit_bias and _biases(arguments.logit_bias)}
     prompts: list[str] = list(arguments.prompt)
     own: list[dict[str, Any]] = [{}] * len(prompts)
     if arguments.prompts == Path("-"):

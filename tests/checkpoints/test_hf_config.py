@@ -386,6 +386,10 @@ def test_what_changes_nothing_is_read_over(tmp_path: Path) -> None:
         "use_qk_norm": False,
         "num_experts": 0,
         "mlp_only_layers": [],
+        # What transformers writes into folders that it makes of a GGUF.
+        "_model_name_or_path": "Tiny Llama",
+        "unk_token_id": 0,
+        "num_beams": 1,
     }
     assert target_config(write(tmp_path, LLAMA | harmless)) == plain
 

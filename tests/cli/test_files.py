@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
-from eagle_jax.cli.files import check_folder, check_writable, read_prompts
+from eagle_jax.cli.files import (
+    check_folder,
+    check_writable,
+    read_prompts,
+    read_settings,
+)
 from tests.helpers import refused
 
 
@@ -40,6 +45,18 @@ def test_a_jsonl_file_holds_prompts_and_first_turns(tmp_path: Path) -> None:
     lines = [json.dumps(record, ensure_ascii=False) for record in records]
     path = _file(tmp_path, "questions.jsonl", "\n\n".join(lines) + "\n")
     assert read_prompts(path) == ["a", "b", "c", "d\u2028e"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.txt", "One"), ("a.json", '["One"]'), ("a.jsonl", '{"prompt": "One"}')],
+)
+def test_a_byte_order_mark_is_no_part_of_a_prompt(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    path = _file(tmp_path, name, "\ufeff" + text)
+    assert read_prompts(path) == ["One"]
+    assert read_settings(path) == [{}]
 
 
 @pytest.mark.parametrize(

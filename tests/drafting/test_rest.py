@@ -14,7 +14,7 @@ def encode(text: str) -> list[int]:
 def test_what_followed_in_the_file_is_drafted(tmp_path: Path) -> None:
     """The longest match, though the text itself has none."""
     file = tmp_path / "store.txt"
-    file.write_text("3 8 8 8 2 3 4 5 6 7")
+    file.write_text("3 8 8 8 2 3 4 5 6 7", encoding="utf-8-sig")
     settings = RestConfig(datastore=str(file), num_nodes=4, depth=3, width=1)
     tree = propose([9, 2, 3], make_rest(settings, encode))
     assert tree.tokens.tolist() == [3, 4, 5, 6]

@@ -374,6 +374,41 @@ def test_a_checkpoint_says_what_never_comes_and_how_long_texts_are(
     assert found.processors(None).bad_words == banned
 
 
+@pytest.mark.torch
+@pytest.mark.filterwarnings(_ASKS)
+def test_texts_are_those_of_transformers_with_the_same_file(chat_folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    plain = {"eos_token_id": 299, "max_new_tokens": 12}
+    found: list[list[int]] = []
+    for more in (
+        {},
+        {"suppress_tokens": "first", "repetition_penalty": 1.3},
+        {"bad_words_ids": "pairs", "no_repeat_ngram_size": 2},
+        {"sequence_bias": "away", "max_new_tokens": 7},
+        {"min_new_tokens": 5, "sequence_bias": "end"},
+    ):
+        first = found[0] if found else []
+        values = {
+            "first": first[:3],
+            "pairs": [first[2:4], first[:1]],
+            "away": [[[id_], -9.0] for id_ in dict.fromkeys(first)],
+            "end": [[[299], 90.0]],
+        }
+        record = plain | {name: values.get(str(x), x) for name, x in more.items()}
+        (chat_folder / "generation_config.json").write_text(json.dumps(record))
+        pair = load_pair(str(chat_folder), method="lookup")
+        (one,) = pair.generate("the heart")
+        judge = AutoModelForCausalLM.from_pretrained(chat_folder, dtype="float32")
+        ids = torch.tensor([one.prompt_ids])
+        wanted = judge.generate(ids, attention_mask=torch.ones_like(ids))
+        assert one.token_ids == wanted[0, ids.shape[1] :].tolist(), record
+        found.append(one.token_ids)
+    assert len({tuple(ids) for ids in found}) == len(found)
+    assert [len(ids) for ids in found] == [12, 12, 12, 7, 6]
+
+
 @pytest.mark.filterwarnings(_ASKS)
 def test_a_checkpoints_least_length_gives_way_to_a_requests_limit(
     chat_folder: Path,
@@ -497,7 +532,7 @@ def test_the_command_reads_settings_of_flags_lines_and_standard_input(
         (text.text, text.seed) for text in wanted[:2]
     ]
     assert runs[2]["text"] == wanted[2].text
-    monkeypatch.setattr("sys.stdin", io.StringIO(PROMPT))
+    monkeypatch.setattr("sys.stdin", io.StringIO("\ufeff" + PROMPT))
     assert main(["--prompts", "-", *flags, "--logit-bias", "11=-5"]) == 0
     (run,) = json.loads(out.read_text())["runs"]
     biased = pair.generate(PROMPT, max_new_tokens=LENGTH, logit_bias={11: -5.0})

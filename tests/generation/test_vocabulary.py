@@ -46,7 +46,7 @@ def test_what_names_no_tokens_is_refused(given: str) -> None:
 
 def test_a_pair_is_loaded_with_as_many_columns(tiny_pair: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
-    text.write_text("the heart of the matter")
+    text.write_text("the heart of the matter", encoding="utf-8-sig")
     names = str(tiny_pair / "target"), str(tiny_pair / "head")
     tree = TreeConfig(num_nodes=4, depth=2, width=2)
     for given, size in ((None, 300), (f"9@{text}", 9)):

@@ -18,6 +18,9 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
 
 
+_TURN = {"messages": [{"role": "user", "content": "a"}]}
+
+
 def refused(found: Any, status: int, *named: str) -> dict[str, Any]:
     assert found.status_code == status, found.text
     error = found.json()["error"]
@@ -97,6 +100,13 @@ def refused(found: Any, status: int, *named: str) -> dict[str, Any]:
             "stream_options",
         ),
         ({"messages": []}, "messages must be a list", "messages"),
+        *(
+            (_TURN | {"chat_template_kwargs": {"chat_template": one}}, named, where)
+            for one, named, where in (
+                ("{{ 1 }}", "must be the name of one", "chat_template_kwargs"),
+                ("rag", "'rag' is the name of no template", None),
+            )
+        ),
         ({"messages": [3]}, "messages must be an object", "messages"),
         ({"messages": [{"role": "user"}]}, "a role and a content", "messages"),
         (
