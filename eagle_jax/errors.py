@@ -60,6 +60,17 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
+def shortened(names: Iterable[str], most: int) -> str:
+    """Returns the first names of all, sorted, and how many more there are.
+
+    >>> shortened("dacb", 2)
+    'a, b and 2 more'
+    """
+    listed = sorted(names)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more
+
+
 def first_line(error: BaseException) -> str:
     """Returns an error's message in one line, or its type if it has no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

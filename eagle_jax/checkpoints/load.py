@@ -26,13 +26,8 @@ from eagle_jax.checkpoints.names import (
 )
 from eagle_jax.checkpoints.scaled import read_scheme
 from eagle_jax.checkpoints.tensors import Part, read_blocks
-from eagle_jax.checkpoints.weights import (
-    Weights,
-    is_finite,
-    open_weights,
-    shortened,
-)
-from eagle_jax.errors import InputError
+from eagle_jax.checkpoints.weights import Weights, is_finite, open_weights
+from eagle_jax.errors import InputError, shortened
 from eagle_jax.models import transformer
 from eagle_jax.models.quantized import (
     GROUP_SIZE,
@@ -70,9 +65,13 @@ def open_target(folder: Path) -> tuple[TransformerConfig, Weights]:
     fields = Fields.read(folder)
     if FAMILIES[fields.get("model_type", "")].is_nested:
         files.take_text()
-    if (block := read_scheme(fields)) is not None:
-        files.unscale(block)
-    files.arrange(config.layer)
+    block = read_scheme(fields)
+    try:
+        if block is not None:
+            files.unscale(block)
+        files.arrange(config.layer)
+    except InputError as error:
+        raise InputError(f"{folder}: {error}") from error
     if config.tie_embeddings and not _is_tied(files):
         config = dataclasses.replace(config, tie_embeddings=False)
     last = f"model.layers.{config.num_layers - 1}."
@@ -123,20 +122,20 @@ def _is_tied(files: Weights) -> bool:
     table, head = (TRANSFORMER[name] for name in ("embedding", "output_head"))
     if not files.names() >= {table, head}:
         return True
-    shape = files.shape(table)
-    if files.shape(head) == shape:
-        starts = range(0, shape[0], _ROWS)
-        parts = [((n, min(n + _ROWS, shape[0])), (0, shape[1])) for n in starts]
-        if all(
-            np.array_equal(files.read(table, x), files.read(head, x)) for x in parts
-        ):
-            files.forget(head)
-            return True
-    warn_once(
-        f"{files.folder}: tie_word_embeddings = true, but {head} is stored and is not "
-        f"{table}; the stored one counts, as in transformers: set it to false to say so"
+    size, *others = files.shape(table)
+    rows = [(n, min(n + _ROWS, size)) for n in range(0, size, _ROWS)]
+    parts = [(some, *((0, n) for n in others)) for some in rows]
+    is_same = files.shape(table) == files.shape(head) and all(
+        np.array_equal(files.read(table, x), files.read(head, x)) for x in parts
     )
-    return False
+    if is_same:
+        files.forget(head)
+    else:
+        warn_once(
+            f"{files.folder}: tie_word_embeddings = true, but {head} is stored and is "
+            f"not {table}; it counts, as in transformers: set the field to false"
+        )
+    return is_same
 
 
 def target_shapes(config: TransformerConfig, bits: int | None) -> TransformerParams:

@@ -18,7 +18,7 @@ from eagle_jax.checkpoints.tensors import (
     open_bin,
     open_safetensors,
 )
-from eagle_jax.errors import InputError, first_line
+from eagle_jax.errors import InputError, first_line, shortened
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.mlp import CLAMPED
 from eagle_jax.parsing import read_json
@@ -55,12 +55,11 @@ class Weights:
 
     def leave_out(self, names: Iterable[str], reason: str) -> None:
         """Leaves tensors out of `names` that nobody reads; one warning names them."""
-        listed = self.names().intersection(names)
-        for name in listed:
-            self.forget(name)
-        if listed:
+        if listed := self.names().intersection(names):
             told = f"{self.folder} holds tensors that are not read, as {reason}"
             warn_once(f"{told}: {shortened(listed, 3)}")
+        for name in listed:
+            self.forget(name)
 
     def take_text(self) -> None:
         """Leaves out what reads images, and names the rest as if it were alone."""
@@ -75,20 +74,14 @@ class Weights:
         """Reads matrices of 8 bits as what they stand for, see `scaled`."""
         others = [name for name in self._stored if name.endswith(LEFT_OUT)]
         self.leave_out(others, "only weights are quantized here")
-        try:
-            self._stored = unscaled(self._stored, block)
-        except InputError as error:
-            raise InputError(f"{self.folder}: {error}") from error
+        self._stored = unscaled(self._stored, block)
 
     def arrange(self, layer: LayerConfig) -> None:
         """Names the experts' tensors together and joined matrices apart: `stacks`."""
-        try:
-            if layer.activation == CLAMPED:
-                self._stored = parted(self._stored)
-            else:
-                self._stored = stacked(split(self._stored, layer))
-        except InputError as error:
-            raise InputError(f"{self.folder}: {error}") from error
+        if layer.activation == CLAMPED:
+            self._stored = parted(self._stored)
+        else:
+            self._stored = stacked(split(self._stored, layer))
 
     def dtype(self, asked: str | None) -> jnp.dtype:
         """Returns the dtype asked for, or else the narrowest that holds all tensors."""
@@ -216,13 +209,6 @@ def _file_inside(index: Path, name: str) -> Path:
     if not is_file:
         raise InputError(f"{where}, but {path} is missing")
     return path
-
-
-def shortened(names: Iterable[str], most: int) -> str:
-    """Returns the first names of all, sorted, and how many more there are."""
-    listed = sorted(names)
-    more = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + more
 
 
 def is_finite(tensor: np.ndarray) -> bool:

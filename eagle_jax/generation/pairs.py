@@ -20,7 +20,7 @@ from eagle_jax.generation.devices import on_cpu
 from eagle_jax.generation.memory import check_memory
 from eagle_jax.generation.misfit import FirstRounds
 from eagle_jax.generation.placement import draft_shardings, target_shardings
-from eagle_jax.generation.tokenizer import check_end_token, load_tokenizer
+from eagle_jax.generation.tokenizer import load_tokenizer
 from eagle_jax.generation.vocabulary import read_vocabulary
 from eagle_jax.heads import find_head, find_kind, open_head
 from eagle_jax.interface import Drafter, Params
@@ -267,9 +267,7 @@ def open_pair(
 
     @functools.cache
     def read_tokenizer() -> Any:
-        tokenizer = load_tokenizer(folder, config.vocab_size)
-        check_end_token(tokenizer, folder, stop_tokens)
-        return tokenizer
+        return load_tokenizer(folder, config.vocab_size, stop_tokens)
 
     def read_target(shardings: Any) -> TransformerParams:
         return checkpoints.load_target(folder, dtype, shardings, bits)[1]

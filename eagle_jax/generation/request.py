@@ -13,7 +13,6 @@ from eagle_jax.config import SamplingConfig, require
 from eagle_jax.decoding.logprobs import LogprobsMode
 from eagle_jax.errors import InputError, did_you_mean
 from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.tokenizer import special_ids
 from eagle_jax.parsing import check_type, read_json
 from eagle_jax.processors import ProcessorConfig
 
@@ -138,30 +137,25 @@ class RequestConfig:
         """
         same = "repetition_penalty presence_penalty frequency_penalty logit_bias"
         same += " no_repeat_ngram_size min_new_tokens"
-        words: dict[tuple[int, ...], None] = {}
-        for word in self.bad_words:
-            # After a space most tokenizers write a word in another way.
-            if tokenizer is None:
-                break
-            for text in (word, " " + word.lstrip()):
-                ids = tokenizer(text, add_special_tokens=False).input_ids
-                words |= {tuple(ids): None} if ids else {}
+        # After a space most tokenizers write a word in another way.
+        texts = [x for word in self.bad_words for x in (word, " " + word.lstrip())]
+        words: list[list[int]] = []
+        if tokenizer is not None:
+            words = [tokenizer(x, add_special_tokens=False).input_ids for x in texts]
         return ProcessorConfig(
             **{name: getattr(self, name) for name in same.split()},
-            bad_words=(*self.bad_words_ids, *words),
+            bad_words=[*self.bad_words_ids, *filter(None, words)],
         )
 
     def stops(self, tokenizer: Any, own: Sequence[int]) -> list[int]:
-        """Returns the ids of the tokens that end a text.
+        """Returns the ids of the tokens that end a text, those of the target's `own`.
 
-        Args:
-            tokenizer: A `transformers` tokenizer, which knows special tokens in `stop`;
-                `None` leaves them out.
-            own: The target's own stop tokens.
+        A tokenizer, or `None`, says which strings of `stop` are special tokens.
         """
         found = [*self.stop_token_ids, *(() if self.ignore_eos else own)]
         if self.stop and self.skip_special_tokens and tokenizer is not None:
-            found += special_ids(tokenizer, self.stop)
+            added = tokenizer.added_tokens_decoder.items()
+            found += [n for n, x in added if x.special and x.content in self.stop]
         return found
 
 
@@ -274,12 +268,10 @@ def checkpoint_defaults(folder: Path, vocab_size: int) -> dict[str, Any]:
     fields = Fields(read_json(path), path)
     is_sampled = fields.flag("do_sample")
     fields.size("min_new_tokens", default=0, least=0)
-    record = {
-        name: x
-        for name, x in fields.values.items()
-        if x is not None and (is_sampled or name not in _OF_DRAWS.split())
-    }
-    found = {name: record[name] for name in _FOLLOWED.split() if name in record}
+    skipped = () if is_sampled else _OF_DRAWS.split()
+    record = {name: x for name, x in fields.values.items() if name not in skipped}
+    names = [name for name in _FOLLOWED.split() if record.get(name) is not None]
+    found = {name: record[name] for name in names}
     if is_sampled:
         found.setdefault("temperature", 1.0)
     left = [
@@ -288,12 +280,12 @@ def checkpoint_defaults(folder: Path, vocab_size: int) -> dict[str, Any]:
         if (x := record.get(name)) and not (x == 1 and name in _FACTORS.split())
     ]
     try:
-        found["stop"] = record.get("stop_strings", ())
+        found["stop"] = record.get("stop_strings") or ()
         ends = [[token] for token in stop_tokens(folder)]
         words = [ids for ids in found.get("bad_words_ids", []) if ids not in ends]
-        banned = record.get("suppress_tokens", [])
+        banned = record.get("suppress_tokens") or []
         words += [[id_] for id_ in banned if 0 <= id_ < vocab_size]
-        biases = {tuple(ids): bias for ids, bias in record.get("sequence_bias", [])}
+        biases = {tuple(ids): x for ids, x in record.get("sequence_bias") or []}
         found["bad_words_ids"] = words
         found["logit_bias"] = {ids[0]: x for ids, x in biases.items() if len(ids) == 1}
         left += ["sequence_bias"] * (len(biases) > len(found["logit_bias"]))

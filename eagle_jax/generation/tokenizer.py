@@ -14,13 +14,11 @@ from eagle_jax.parsing import read_json
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 _GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\s*-?%\}")
-# What a template is given anyway, and arguments beside it that it does not see.
-_NO_VARIABLES = """messages conversation conversations tokenize return_dict padding
-    truncation max_length return_tensors return_assistant_tokens_mask tokenizer_kwargs
-    sanitize_control_tokens"""
 
 
-def load_tokenizer(folder: Path, vocab_size: int) -> Any:
+def load_tokenizer(
+    folder: Path, vocab_size: int, stop_tokens: Sequence[int] | None = None
+) -> Any:
     """Loads a tokenizer; code that a checkpoint brings along is never run.
 
     Tokens that were added to it may lie beyond the embedding, as some do for padding:
@@ -29,6 +27,8 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
     Args:
         folder: The folder that `checkpoints.resolve` returned.
         vocab_size: The number of tokens the target knows, `V`.
+        stop_tokens: The ids that end the target's texts, with a warning where the
+            tokenizer's end token is none of them; `None` for no warning.
 
     Returns:
         The `transformers` tokenizer.
@@ -67,24 +67,14 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
             f"{folder}: the tokenizer knows ids up to {max(own)}, but the target's "
             f"embedding has {vocab_size} rows; they do not belong together"
         )
-    return tokenizer
-
-
-def check_end_token(tokenizer: Any, folder: Path, stop_tokens: Sequence[int]) -> None:
-    """Warns once if the tokenizer's end token would end no text."""
     end = tokenizer.eos_token_id
-    if end is not None and end not in stop_tokens:
+    if stop_tokens is not None and end not in (None, *stop_tokens):
         warn_once(
-            f"{folder}: the tokenizer's end token {tokenizer.eos_token!r} ({end}) is "
-            f"none of the model's stop tokens {list(stop_tokens)}, and ends no text; "
-            "name it as eos_token_id in generation_config.json, or give stop_token_ids"
+            f"{folder}: {tokenizer.eos_token!r}, the tokenizer's end token, ends no "
+            f"text: the model's stop tokens are {[*stop_tokens]}; set eos_token_id in "
+            f"generation_config.json, or stop_token_ids, to {end}"
         )
-
-
-def special_ids(tokenizer: Any, texts: Sequence[str]) -> list[int]:
-    """Returns the ids of those texts that are special tokens."""
-    added = tokenizer.added_tokens_decoder.items()
-    return [n for n, token in added if token.special and token.content in texts]
+    return tokenizer
 
 
 class RefusedError(InputError):
@@ -149,14 +139,11 @@ def _template(tokenizer: Any, name: Any, variables: Mapping[str, Any]) -> str:
     """Returns the template that is meant by its name, its text, or neither."""
     several = tokenizer.chat_template
     known = sorted(several) if isinstance(several, dict) else []
-    if name is not None and name not in known and "{" not in str(name):
+    is_text = isinstance(name, str) and "{" in name
+    if not is_text and name not in (None, *known):
         raise InputError(
             f"chat_template = {name!r} is the name of no template; the tokenizer has "
             f"{', '.join(known) or 'one without a name'}"
-        )
-    for one in variables.keys() & _NO_VARIABLES.split():
-        raise InputError(
-            f"{one!r} in chat_template_kwargs is no variable of a template"
         )
     try:
         return tokenizer.get_chat_template(name, variables.get("tools"))

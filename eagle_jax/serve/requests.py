@@ -199,10 +199,9 @@ class Reader:
     def _encode(self, prompt: Any, fields: Mapping[str, Any], field: str) -> list[int]:
         how = {name: fields[name] for name in _OF_PROMPT if name in fields}
         name = "chat_template_kwargs"
-        if "{" in str(_object(how.get(name, {}), name).get("chat_template", "")):
+        if "{" in str(_object(how.get(name, {}), name).get("chat_template")):
             # It would be run, and might never end.
-            told = "chat_template must be the name of one of the model's templates"
-            raise ServeError(told, param=name)
+            raise ServeError("chat_template must be the name of one", param=name)
         check_type(int, how.get("truncate_prompt_tokens", 1), "truncate_prompt_tokens")
         ids = self.pair.encode(prompt, **how)
         if len(ids) >= self.max_length:

@@ -93,7 +93,7 @@ def test_settings_that_the_first_prompt_would_trip_over_are_refused(
 def test_an_end_token_that_ends_no_text_is_warned_about_once(target: Path) -> None:
     change_config(target, eos_token_id=7)
     pair = load_pair(str(target), method="lookup", is_lazy=True)
-    with pytest.warns(UserWarning, match=r"end token .* \(299\) is none of .* \[7\]"):
+    with pytest.warns(UserWarning, match=r"'</s>'.* ends no text: .* \[7\].* to 299"):
         assert pair.tokenizer.eos_token_id == 299
     again = load_pair(str(target), method="lookup", is_lazy=True)
     assert again.tokenizer is not pair.tokenizer  # A warning would be an error here.
@@ -206,6 +206,7 @@ _SCHEMA = {"type": "function", "function": {"name": "f", "parameters": {}}}
         {"chat_template": "rag", "documents": [{"title": "T", "text": "x"}]},
         {"chat_template": "{{ messages[0].content }}{{ bos_token }}", "bos_token": 7},
         {"add_generation_prompt": False, "continue_final_message": True},
+        {"max_length": 3, "padding": True},
     ],
 )
 def test_all_arguments_of_a_conversation_are_those_of_transformers(
@@ -235,9 +236,11 @@ def test_templates_that_are_not_there_are_refused_by_name(tokenizer: Any) -> Non
     )
     refused(lambda: encode(tokenizer, TURNS), "no default", "rag")
     refused(lambda: encode(tokenizer, TURNS, {"tools": [3]}), "Tools should either be")
-    for name in ("messages", "tokenize", "max_length"):
-        given = {name: 1, "chat_template": "rag"}
-        refused(lambda given=given: encode(tokenizer, TURNS, given), f"'{name}'")
+    for name in (3, ["rag"], {"rag": "{{ 1 }}"}):
+        given: dict[str, Any] = {"chat_template": name}
+        refused(lambda given=given: encode(tokenizer, TURNS, given), f"{name!r}")
+    given = {"messages": 1, "chat_template": "rag"}
+    refused(lambda: encode(tokenizer, TURNS, given), "'messages'")
     tokenizer.chat_template = None
     given = {"chat_template": "{{ messages[0].content }}"}
     assert encode(tokenizer, TURNS, given) == encode(tokenizer, "Hi")[1:]
