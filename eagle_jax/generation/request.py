@@ -292,9 +292,10 @@ def checkpoint_defaults(folder: Path, vocab_size: int) -> dict[str, Any]:
         asked = request_of(GenerateConfig(), found)
         asked.processors(None).check_vocabulary(vocab_size)
     except (ValueError, TypeError) as error:
-        raise InputError(
-            f'{path}: {error}; mend it, or give generation_config="none"'
-        ) from error
+        lists = "bad_words_ids, suppress_tokens, sequence_bias and stop_strings"
+        told = error if isinstance(error, InputError) else f"{lists} must be lists"
+        told = f'{path}: {told}; mend it, or give generation_config="none"'
+        raise InputError(told) from error
     if left:
         told = ", ".join(f"{name} = {record[name]!r}" for name in left)
         warn_once(f"{path}: not followed here, so texts may be other ones: {told}")
