@@ -11,7 +11,6 @@ so on until two are left. Without a target it tunes the embedded pair.
 
 import argparse
 import dataclasses
-import importlib.metadata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -95,7 +94,7 @@ def _tune(arguments: argparse.Namespace) -> int:
     draft = f", draft {arguments.draft}" if arguments.draft else ""
     comments = [
         f"eagle-jax tune, {jax.devices()[0].device_kind}, texts in "
-        f"{pair.source.dtype}, jax {importlib.metadata.version('jax')}",
+        f"{pair.source.dtype}, jax {jax.__version__}",
         f"target {arguments.target}{draft}",
         f"{count} prompts of {arguments.prompts}, {arguments.max_new_tokens} tokens "
         f"each, temperature {arguments.temperature:g}",

@@ -1,7 +1,7 @@
 """The record of an answered question, in the layout of Spec-Bench: a line of JSON."""
 
 import dataclasses
-import importlib.metadata
+import importlib
 import platform
 import secrets
 import time
@@ -41,7 +41,7 @@ _FIELDS: dict[str, Any] = {
     "number": int,
     "asked": int | None,
 }
-_VERSIONS = ("eagle-jax", "jax", "jaxlib", "flax", "numpy", "transformers")
+_PACKAGES = ("eagle_jax", "jax", "jaxlib", "flax", "numpy", "transformers")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,8 +140,11 @@ def speed(records: Collection[Record]) -> float | None:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions that a result depends on."""
-    found = {name: importlib.metadata.version(name) for name in _VERSIONS}
+    """Returns the versions that a result depends on, also of what is not installed."""
+    found = {
+        name.replace("_", "-"): importlib.import_module(name).__version__
+        for name in _PACKAGES
+    }
     return {"python": platform.python_version(), **found}
 
 

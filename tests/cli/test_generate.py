@@ -1,5 +1,6 @@
 """The command line as its users see it."""
 
+import importlib.metadata
 import io
 import json
 import signal
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from eagle_jax import __version__
 from tests.conftest import Main
 from tests.devices import with_devices
 
@@ -71,6 +73,25 @@ def test_the_json_has_exactly_the_documented_fields(
     assert totals["tokens"] == sum(len(run["generated_ids"]) for run in result["runs"])
     assert totals["rounds"] == rounds
     assert totals["tokens_per_round"] == (totals["tokens"] - 2) / rounds
+
+
+def test_a_clone_that_is_not_installed_writes_its_results(
+    generate: Generate,
+    pair_flags: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = importlib.metadata.Distribution.from_name
+
+    def without_own(name: str) -> importlib.metadata.Distribution:
+        if name.startswith("eagle"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found(name)
+
+    monkeypatch.setattr(importlib.metadata.Distribution, "from_name", without_own)
+    versions = generate([*pair_flags, "--prompt", "ten"], tmp_path / "x")["versions"]
+    assert versions["eagle-jax"] == __version__
+    assert versions["jax"] == importlib.metadata.version("jax")
 
 
 def test_every_way_of_running_gives_the_same_tokens(
