@@ -58,4 +58,4 @@ def test_the_core_runs_without_any_extra() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "is not installed" in done.stdout
-    assert "pip install 'eagle-jax[hf]'" in done.stdout
+    assert "pip install '.[hf]'" in done.stdout

@@ -137,7 +137,8 @@ def run_command(
 def run_script(main: Callable[[], int]) -> NoReturn:
     """Runs the command of a script and ends the process with its exit code.
 
-    Until then Ctrl-C raises `KeyboardInterrupt`.
+    Until then Ctrl-C raises `KeyboardInterrupt`. A package of the extra `cli` that is
+    missing, which may show as late as where it is used, is told in one line.
 
     Args:
         main: The command, which calls `run_command`.
@@ -150,6 +151,12 @@ def run_script(main: Callable[[], int]) -> NoReturn:
     except KeyboardInterrupt:  # Before `run_command` or, once more, after it.
         say("interrupted")
         code = EXIT_INTERRUPTED
+    except ModuleNotFoundError as error:
+        say(
+            f"error: the package {error.name} is not installed, which the command "
+            "needs; pip install '.[cli]' in the clone brings it"
+        )
+        code = EXIT_INPUT
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # It ends already.
     if code == EXIT_INTERRUPTED:
         with contextlib.suppress(OSError):

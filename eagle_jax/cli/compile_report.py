@@ -53,12 +53,11 @@ def _report(arguments: argparse.Namespace) -> int:
         # Three of them are what an EAGLE-3 head reads.
         require(arguments.layers >= 3, "--layers", arguments.layers, "at least 3")
         cases = [case.with_layers(arguments.layers) for case in cases]
-    extras = " or ".join(sorted({case.extra for case in cases}))
+    extras = sorted({case.extra for case in cases})
     cases = [case for case in cases if has_compiler(case.extra)]
     if not cases:
-        raise InputError(
-            f"their compiler is missing; pip install '.[{extras}]' brings it"
-        )
+        ways = " or ".join(f"pip install '.[{extra}]'" for extra in extras)
+        raise InputError(f"their compiler is missing; {ways} in the clone brings it")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if "JAX_PLATFORMS" not in os.environ:

@@ -49,9 +49,8 @@ def run(command: str | None = None) -> NoReturn:
             sys.exit(EXIT_INPUT)
         sys.argv[:2] = [f"eagle-jax {name}"]
         command = _module(name)
-    main = importlib.import_module(f"eagle_jax.cli.{command}").main
     keep_compiled_programs()
-    run_script(main)
+    run_script(lambda: importlib.import_module(f"eagle_jax.cli.{command}").main())
 
 
 def _module(name: str) -> str:

@@ -38,8 +38,12 @@ def add_request_flags(parser: Parser) -> None:
     add("--bad-words", nargs="+", metavar="TEXT", help="what no text contains")
     bias = "what is added to the logits of tokens"
     add("--logit-bias", nargs="+", metavar="ID=VALUE", help=bias)
-    add("--regex", metavar="PATTERN", help="texts match this regular expression")
-    schema = "texts are JSON of this schema"
+    add(
+        "--regex",
+        metavar="PATTERN",
+        help="texts match this regular expression (pip install '.[grammar]')",
+    )
+    schema = "texts are JSON of this schema (pip install '.[grammar]')"
     add("--json-schema", type=Path, metavar="FILE", help=schema)
     add_settings(group, GenerateConfig, *_PLAIN)
     add(

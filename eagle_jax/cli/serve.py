@@ -81,7 +81,7 @@ def _serve(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     except ModuleNotFoundError as error:
         raise InputError(
             f"the package {error.name} is not installed, which serving needs; "
-            "pip install 'eagle-jax[serve]'"
+            "pip install '.[serve]' in the clone brings it"
         ) from error
     _check(arguments)
     mesh = None if arguments.mesh is None else parse_mesh(arguments.mesh)

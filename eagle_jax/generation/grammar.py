@@ -50,7 +50,7 @@ try:
     from outlines_core import Index, Vocabulary
     from outlines_core.json_schema import build_regex_from_schema
 except ImportError as error:
-    sys.exit(f"{error}; pip install 'eagle-jax[grammar]'")
+    sys.exit(f"{error}; pip install '.[grammar]' in the clone brings it")
 regex, schema = json.load(sys.stdin)
 try:
     if regex is None:

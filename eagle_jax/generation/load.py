@@ -77,7 +77,7 @@ def load_pair(
     except ModuleNotFoundError as error:
         raise InputError(
             f"the package {error.name} is not installed, which reading checkpoints "
-            "needs; pip install 'eagle-jax[hf]'"
+            "needs; pip install '.[hf]' in the clone brings it"
         ) from error
 
 

@@ -2,17 +2,25 @@
 
 import io
 import pwd
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import jax
 import pytest
 from rich.console import Console
 from rich.tree import Tree
 
-from eagle_jax.cli.command import Parser, keep_compiled_programs, run_command, say
+from eagle_jax.cli.command import (
+    Parser,
+    keep_compiled_programs,
+    run_command,
+    run_script,
+    say,
+)
 from eagle_jax.methods import find_method
 
 _FOLDER = "jax_compilation_cache_dir"
@@ -145,3 +153,19 @@ def test_warnings_are_lines_that_name_flags(
         assert run_command(lambda: find_method("lookup").check_draft("a/b") or 0) == 0
     warned = "method lookup drafts without weights: --draft a/b is not read"
     assert capsys.readouterr().err == f"warning: {warned}\n"
+
+
+def test_a_missing_package_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def draw() -> NoReturn:
+        raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit) as ended:
+        run_script(lambda: run_command(draw))
+    signal.signal(signal.SIGINT, before)
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: the package matplotlib is not installed")
+    assert "pip install '.[cli]' in the clone" in line

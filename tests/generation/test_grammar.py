@@ -185,6 +185,4 @@ def test_a_missing_library_and_an_unknown_tokenizer_are_named(
     refused(lambda: compiled("a", tokenizer=words), "byte-level", "sentencepiece")
     (tmp_path / "outlines_core.py").write_text("raise ImportError('no such part')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    refused(
-        lambda: compiled("a"), "outlines-core", "no such part", "eagle-jax[grammar]"
-    )
+    refused(lambda: compiled("a"), "outlines-core", "no such part", "'.[grammar]'")

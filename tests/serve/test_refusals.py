@@ -240,4 +240,6 @@ def test_without_its_extra_the_command_tells_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "eagle_jax.serve.server", None)
     assert main([]) == 2
-    assert capsys.readouterr().err.endswith("pip install 'eagle-jax[serve]'\n")
+    assert capsys.readouterr().err.endswith(
+        "; pip install '.[serve]' in the clone brings it\n"
+    )
