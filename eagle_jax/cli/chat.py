@@ -3,14 +3,17 @@
     eagle-jax chat --target FOLDER --draft FOLDER
     eagle-jax chat --target FOLDER --method lookup --system "Be brief."
 
-Of each turn only what is new is read: the conversation so far is in memory. /reset
-begins another conversation; the end of the input (Ctrl-D) ends the command, and Ctrl-C
-an answer. Answers go to standard output, their figures to standard error.
+The conversation so far is in memory: with each turn only what is new is read, and with
+it what fills no whole chunk of 64 tokens before. /reset begins another conversation,
+Ctrl-C ends an answer, the end of the input (Ctrl-D) the chat. Answers go to standard
+output, their figures to standard error.
 """
 
 import argparse
 import contextlib
+import dataclasses
 import importlib
+import re
 import sys
 import time
 from pathlib import Path
@@ -24,7 +27,7 @@ from eagle_jax.cli.settings import (
     add_settings,
     join_settings,
 )
-from eagle_jax.errors import InputError
+from eagle_jax.errors import InputError, did_you_mean
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pair import Message, Pair
 from eagle_jax.generation.programs import PROGRAMS
@@ -33,6 +36,13 @@ from eagle_jax.generation.results import Generation, Pieces
 from eagle_jax.generation.scheduler import Scheduler
 from eagle_jax.markdown import decimals
 
+_COMMANDS = {
+    "/reset": "begins another conversation",
+    "/help": "shows this",
+    "Ctrl-C": "ends an answer",
+    "Ctrl-D": "ends the chat",
+}
+_HELP = ", ".join(f"{name} {what}" for name, what in _COMMANDS.items())
 _SAMPLING = "temperature top_p top_k min_p seed"
 _GROUPS = {
     "the method": "method acceptance draft_vocabulary",
@@ -94,12 +104,20 @@ def _chat(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     start: list[Message] = []
     if arguments.system is not None:
         start.append({"role": "system", "content": arguments.system})
+    _warm_up(pair, scheduler, start, settings)
+    say(_HELP)
     messages = [*start]
     while (line := _read_line()) is not None:
-        if line == "/reset":
+        if line == "/help":
+            say(_HELP)
+        elif line == "/reset":
             messages = [*start]
-        elif line:
-            asked: Message = {"role": "user", "content": line}
+        elif re.match(r"/[A-Za-z]+(\s|$)", line):
+            name = line.split()[0]
+            near = did_you_mean(name, _COMMANDS)
+            say(f"error: {name} is no command here{near}; {_HELP}")
+        elif line.strip():
+            asked: Message = {"role": "user", "content": line.strip()}
             try:
                 answer = _answer(pair, scheduler, [*messages, asked], settings)
             except InputError as error:  # Too long, most likely: /reset helps.
@@ -110,11 +128,35 @@ def _chat(arguments: argparse.Namespace, config: GenerateConfig) -> int:
 
 
 def _read_line() -> str | None:
-    """Returns what the user says, `None` at the end of the input."""
-    try:
-        return input("> " if sys.stdin.isatty() else "").strip()
-    except EOFError:
-        return None
+    """Returns what the user says, `None` at the end of the input.
+
+    On a terminal Ctrl-C asks once; it ends the command where it follows itself.
+    """
+    is_terminal = asks = sys.stdin.isatty()
+    while True:
+        try:
+            return input("> " if is_terminal else "").rstrip()
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            if not asks:
+                raise
+            asks = False
+            say("\nCtrl-C again, or Ctrl-D, ends the chat")
+
+
+def _warm_up(
+    pair: Pair, scheduler: Scheduler, start: list[Message], settings: RequestConfig
+) -> None:
+    """Compiles what a first turn needs, which leaves what the system says read."""
+    say("compiling")
+    before = PROGRAMS.compile_seconds
+    ids = pair.encode([*start, {"role": "user", "content": "Hello"}])
+    short = dataclasses.replace(settings, max_new_tokens=2)
+    scheduler.add("warm-up", ids, short, is_streamed=True)
+    while not scheduler.is_idle:
+        scheduler.step()
+    say(f"compiled in {PROGRAMS.compile_seconds - before:.1f} s")
 
 
 def _answer(

@@ -1,5 +1,6 @@
 """A conversation in the terminal."""
 
+import builtins
 import io
 import re
 import sys
@@ -30,14 +31,43 @@ def test_a_conversation_goes_on_reads_what_is_new_and_begins_again(
 ) -> None:
     folders = f"{chat_pair}/target", f"{chat_pair}/head"
     pair = load_pair(*folders, settings_of(TreeConfig(num_nodes=6, depth=2, width=3)))
-    lines = ["ten", "", "x" * 600, "no one", "/reset", "no one"]
+    lines = ["ten", "", "x" * 600, "/help", "/rest", "no one", "/reset", "no one"]
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
     sizes = ["--num-nodes=6", "--depth=2", "--width=3", "--max-new-tokens=6"]
     pair_flags = ["--target", folders[0], "--draft", folders[1], "--system", SYSTEM]
     assert main([*pair_flags, *sizes]) == 0
     out, err = capsys.readouterr()
     assert out == converse(pair, "ten", "no one") + converse(pair, "no one")
-    assert "/reset begins another conversation" in err
+    opening = (
+        "/reset begins another conversation, /help shows this, Ctrl-C ends an answer"
+    )
+    assert err.index("compiling\n") < err.index("compiled in") < err.index(opening)
+    assert err.count(f"\n{opening}") == 2
+    assert "error: /rest is no command here; did you mean '/reset'?" in err
     read = re.findall(r"(\d+) of (\d+) prompt tokens read", err)
-    assert len(read) == 3 and read[0][0] == read[0][1]
-    assert int(read[1][0]) <= int(read[1][1]) - 64
+    assert len(read) == 3
+    # What the system says was read already, in whole chunks.
+    assert all(int(new) == int(whole) - 64 for new, whole in read)
+
+
+def test_ctrl_c_at_the_prompt_asks_once(
+    chat_pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = iter([None, "/help", None, None, "never read"])
+
+    def typed(_: str) -> str:
+        line = next(said)
+        if line is None:
+            raise KeyboardInterrupt
+        return line
+
+    monkeypatch.setattr(builtins, "input", typed)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    flags = ["--target", f"{chat_pair}/target", "--method", "autoregressive"]
+    assert main(flags) == 130
+    err = capsys.readouterr().err
+    assert err.count("Ctrl-C again, or Ctrl-D, ends the chat") == 2
+    assert err.count("/help shows this") == 2
+    assert err.endswith("interrupted\n")
+    assert next(said) == "never read"
