@@ -11,13 +11,18 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainin
 
 from eagle_jax.cli.command import say
 
-_COMPILING = "/jax/core/compile/backend_compile_duration"
+_STAGES = "/jax/core/compile/"  # Tracing, lowering and compiling, each at its end.
+_COMPILING = f"{_STAGES}backend_compile_duration"
 _compiled: list[float] = []
+_watching: list[Callable[[bool], None]] = []
 
 
 def _note(event: str, duration_secs: float, **_: object) -> None:
     if event == _COMPILING:
         _compiled.append(duration_secs)
+    if event.startswith(_STAGES):
+        for watch in _watching:
+            watch(event != _COMPILING)
 
 
 jax.monitoring.register_event_duration_secs_listener(_note)
@@ -37,7 +42,7 @@ def progress(
     pause: float = 10.0,
     is_shown: bool = True,
 ) -> Iterator[Callable[..., None]]:
-    """Shows how much of a known number is done, and how long programs were compiled.
+    """Shows how much of a known number is done, and when programs are compiled.
 
     What is left is judged by the time without compiling, which is over soon.
 
@@ -55,7 +60,7 @@ def progress(
     """
     on_terminal = sys.stderr.isatty()
     first, started, compiled = done, _clock(), sum(_compiled)
-    printed_at = -pause
+    printed_at, noted, was_told = -pause, "", False
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
     with Progress(
         *columns,
@@ -67,8 +72,16 @@ def progress(
     ) as bar:
         task = bar.add_task(label, total=total, completed=done, note="")
 
+        def watch(is_compiling: bool) -> None:
+            nonlocal was_told
+            bar.update(task, note="compiling" if is_compiling else noted)
+            if is_shown and not (on_terminal or was_told):
+                was_told = True
+                say(f"{label}: compiling")
+
         def update(done: int, note: str = "") -> None:
-            nonlocal printed_at, compiled
+            nonlocal printed_at, compiled, noted
+            noted = note
             bar.update(task, completed=done, note=note)
             if is_shown and (new := sum(_compiled) - compiled) >= 1:
                 bar.console.print(f"{label}: compiled in {new:.0f} s", highlight=False)
@@ -84,4 +97,8 @@ def progress(
                 parts.append(f"{seconds / 60:.0f} min left")
             say(" | ".join(filter(None, parts)))
 
-        yield update
+        _watching.append(watch)
+        try:
+            yield update
+        finally:
+            _watching.remove(watch)
