@@ -17,6 +17,7 @@ import jax
 from eagle_jax import assets
 from eagle_jax.cli import page, results
 from eagle_jax.cli.command import EXIT_INTERRUPTED, Parser, run_command, say
+from eagle_jax.cli.comparison import compare
 from eagle_jax.cli.files import check_writable
 from eagle_jax.cli.pair_flags import add_pair_flags, open_named
 from eagle_jax.cli.processes import (
@@ -70,7 +71,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument_group("what is shown").add_argument
     add("--stream", action="store_true", help="show the text as it is decided")
-    add("--compare", action="store_true", help="also decode autoregressively")
+    add(
+        "--compare",
+        action="store_true",
+        help="also decode autoregressively, short texts in turns",
+    )
     add("--show-tree", action="store_true", help="draw the last round's tree")
     add("--json", type=Path, metavar="FILE", help="write the results")
     add("--trace", action="store_true", help="with --json: add every round's tree")
@@ -164,14 +169,10 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         finished, unshown = False, error
     sums = session.totals()
     if arguments.compare and finished:
-        silent = View(is_silent=True, force_rounds=view.by_round)
-        plain_runner = dataclasses.replace(runner, drafter=None)
-        plain = Session(plain_runner, prompts, asked, silent)
-        plain.warm_up()
-        finished = plain.decode_all()
-        if finished:
-            is_other = runner.decoder.acceptance == "rejection"
-            sums |= _comparison(sums, session, plain, is_other)
+        plain = dataclasses.replace(runner, drafter=None)
+        is_other = runner.decoder.acceptance == "rejection"
+        compared = compare(session, plain, is_other=is_other)
+        finished, sums = compared is not None, sums | (compared or {})
 
     decoded = {"runs": session.runs, "totals": sums}
     _write(arguments, _conditions(arguments, runner) | decoded, pair.tokenizer)
@@ -217,20 +218,4 @@ def _conditions(arguments: argparse.Namespace, runner: Runner) -> dict[str, Any]
         "versions": versions(),
         "device": jax.devices()[0].device_kind,
         "target_bytes": num_bytes(runner.pair.params.target),
-    }
-
-
-def _comparison(
-    sums: dict[str, Any], session: Session, plain: Session, is_other: bool
-) -> dict[str, Any]:
-    """Returns the run's figures beside plain decoding's; `None` marks other draws."""
-    ours, theirs = sums["tokens_per_second"], plain.totals()["tokens_per_second"]
-    is_identical = all(
-        a["generated_ids"] == b["generated_ids"]
-        for a, b in zip(session.runs, plain.runs, strict=True)
-    )
-    return {
-        "autoregressive_tokens_per_second": theirs,
-        "speedup": ours / theirs if ours and theirs else None,
-        "identical": None if is_other else is_identical,
     }

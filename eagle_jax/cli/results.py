@@ -88,16 +88,37 @@ def summary(totals: dict[str, Any]) -> str:
         }
         parts += [
             f"autoregressive {decimals(plain, 1)} tokens/s",
-            f"speedup {decimals(totals['speedup'], 2)}",
+            f"speedup {decimals(totals['speedup'], 2)}{_range(totals['speedups'])}",
             identical.get(totals["identical"], "tokens not comparable"),
         ]
     return " | ".join(parts)
 
 
+def _range(speedups: list[float | None]) -> str:
+    """Returns what the turns of a comparison range over, where there were several."""
+    found = [one for one in speedups if one]
+    if len(found) < 2:
+        return ""
+    stable = ", not stable" * (min(found) < 1 <= max(found))
+    return f" ({min(found):.2f} to {max(found):.2f} in {len(found)} turns{stable})"
+
+
 def explain_speedup(totals: dict[str, Any]) -> str | None:
-    """Returns why a run was slower than plain decoding; `None` if it was not."""
+    """Returns why a run was slower than plain decoding, or may have been.
+
+    It is `None` where every turn was faster.
+    """
     speedup, brought = totals.get("speedup"), totals["tokens_per_round"]
-    if speedup is None or speedup >= 1:
+    if speedup is None:
+        return None
+    won = sum(one >= 1 for one in totals["speedups"])
+    if 0 < won < len(totals["speedups"]):
+        return (
+            f"which is faster is not stable: drafting was in {won} of "
+            f"{len(totals['speedups'])} turns; a longer text tells more, and so does a "
+            "machine on which nothing else runs"
+        )
+    if won:
         return None
     return (
         f"drafting did not pay: a round took as long as {brought / speedup:.2f} tokens "

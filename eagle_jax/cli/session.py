@@ -29,7 +29,7 @@ class View:
             per batch.
         trace: Whether to keep every round's tree.
         show_tree: Whether to draw the last round's tree.
-        is_silent: Whether to show nothing.
+        is_silent: Whether to show no text, for a run that only takes the time.
         is_chat: Whether texts answer prompts, instead of going on from them.
         force_rounds: Whether to drive rounds from Python although nothing looks at
             them, as the run does that this one is compared with.
@@ -83,16 +83,26 @@ class Session:
         self._was_interrupted = False
         self._tokenizer = runner.pair.tokenizer
 
+    def again(self, runner: Runner | None = None) -> "Session":
+        """Returns a session that decodes the same and shows no text.
+
+        Args:
+            runner: The runner that decodes; `None` for this session's.
+        """
+        asked = [*zip(self._encoded, self._settings, strict=True)]
+        view = View(is_silent=True, force_rounds=self._view.by_round)
+        return Session(runner or self._runner, self._prompts, asked, view)
+
     def warm_up(self) -> None:
         """Compiles what every batch needs; a queue compiles what it meets."""
         if self._view.by_round or not is_queue(self._runner, self._encoded):
             seconds = self._runner.warm_up(by_round=self._view.by_round)
             self.compile_seconds += seconds
 
-    def decode_all(self) -> bool:
+    def decode_all(self, *, has_progress: bool = True) -> bool:
         """Decodes every prompt; returns whether nothing interrupted it."""
         total = len(self._prompts)
-        is_shown = total > self._runner.batch_size
+        is_shown = has_progress and total > self._runner.batch_size
         with progress("decoding", total, pause=0, is_shown=is_shown) as update:
             decode = self._watch_all if self._view.by_round else self._run_all
             try:
