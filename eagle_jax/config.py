@@ -166,7 +166,7 @@ class SamplingConfig:
         top_k: Keep this many of the most likely tokens; 0 or -1 keeps all.
         min_p: Keep tokens at least this likely, relative to the most likely one; 0
             keeps all.
-        seed: The seed of the first request; request `i` draws with seed `seed + i`.
+        seed: The seed of the first request; the next ones draw with the next seeds.
         acceptance: The acceptance rule above temperature 0: "coupled" gives the very
             tokens of plain decoding with the same seed; "rejection" gives the same
             distribution with other tokens, and static trees and chains then draw their
@@ -204,10 +204,10 @@ class DecodingConfig:
     """The settings of decoding: its method, its limits and its arithmetic.
 
     Attributes:
-        method: The method that drafts, a name of `methods.METHODS`: dynamic, static or
-            chained trees of an EAGLE head, static ones of Medusa or Hydra heads, the
-            tree of a smaller model (a chain at width 1), earlier text, tokens that the
-            target held likely after others, or none.
+        method: The method that drafts: dynamic, static or chained trees of an EAGLE
+            head, static ones of Medusa or Hydra heads, the tree of a smaller model (a
+            chain at width 1), earlier text, tokens that the target held likely after
+            others, or none.
         max_new_tokens: The largest number of tokens to generate per prompt.
         max_length: The largest number of tokens of prompt and output together; `None`
             for the smaller of the model's positions and what the request needs.

@@ -26,10 +26,10 @@ class _Help(argparse.RawDescriptionHelpFormatter):
     """Help that says of each flag whether it is required, or what holds without it."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
-        text, usual = action.help or "", action.default
+        text, usual = with_flags(action.help or ""), action.default
         if action.required and action.option_strings:
             return f"{text} (required)"
-        is_off = usual is None or usual is False or usual in ([], argparse.SUPPRESS)
+        is_off = usual is None or usual is False or usual in ([], "", argparse.SUPPRESS)
         if is_off or "default" in text:
             return text
         many = usual if isinstance(usual, list | tuple) else [usual]
@@ -56,8 +56,9 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Returns the help, whose first line names only what is required."""
+        usual = self._get_formatter()._get_default_metavar_for_optional
         needed = [
-            " ".join([*action.option_strings[:1], f"{action.metavar or action.dest}"])
+            " ".join([*action.option_strings[:1], f"{action.metavar or usual(action)}"])
             for action in self._actions
             if action.required
         ]

@@ -1,4 +1,4 @@
-"""Records the answers of methods, temperatures and batch sizes to question files.
+r"""Records the answers of methods, temperatures and batch sizes to question files.
 
     eagle-jax evaluate --questions question.jsonl --per-category 2 \
         --methods eagle2 chain lookup autoregressive --output results

@@ -24,14 +24,13 @@ from eagle_jax.checkpoints import (
     is_export,
     read_embedding,
     resolve,
-    target_config,
 )
 from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart, check_new_folder
-from eagle_jax.heads import OpenHead, export_head, open_head
+from eagle_jax.heads import OpenHead, export_head, open_head, open_whole
 from eagle_jax.training.export import export_checkpoint
 
 
@@ -88,7 +87,7 @@ def _export(arguments: argparse.Namespace, folder: Path) -> int:
     output: Path = arguments.output
     given = arguments.checkpoint or arguments.head
     target = None if arguments.target is None else resolve(arguments.target)
-    head = open_head(folder, None if target is None else target_config(target))
+    head = open_head(folder, None if target is None else open_whole(target)[0])
     layouts = head.head.layouts(head.config)
     if arguments.prefix is not None and arguments.prefix not in layouts:
         raise InputError(f"--prefix is for an EAGLE-3 head, and {given} holds another")

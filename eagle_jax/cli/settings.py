@@ -92,8 +92,9 @@ def add_settings(
         text = inspect.getdoc(table) or ""
         words = re.search(rf"^    {name}: (.*(\n {{8}}.*)*)", text, re.MULTILINE)
         described = words[1].replace("%", "%%") if words else None
-        if described:  # Nobody can type `None`: a flag is left out.
+        if described:  # Nobody can type `None`: a flag is left out. Axes are code's.
             described = re.sub(r"`None`\s+for", "by default", described)
+            described = re.sub(r",\s+`[A-Z]`", "", described)
             described += _readers(name) + _default(table, name, usual or {})
         options |= {"default": usual[name]} if usual and name in usual else {}
         parser.add_argument(f"--{name.replace('_', '-')}", help=described, **options)

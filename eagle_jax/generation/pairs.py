@@ -22,7 +22,7 @@ from eagle_jax.generation.misfit import FirstRounds
 from eagle_jax.generation.placement import draft_shardings, target_shardings
 from eagle_jax.generation.tokenizer import load_tokenizer
 from eagle_jax.generation.vocabulary import read_vocabulary
-from eagle_jax.heads import find_head, find_kind, open_head
+from eagle_jax.heads import find_head, find_kind, open_head, open_whole
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.methods import METHODS, SMALL_MODEL, Context, Method, Weights
 from eagle_jax.models import transformer
@@ -252,7 +252,7 @@ def open_pair(
     decoding, method = settings.decoding, settings.method
     folder = checkpoints.resolve(target_name)
     # Says what is broken before anything is read.
-    config, _ = checkpoints.open_target(folder)
+    config, _ = open_whole(folder)
     bits = decoding.bits
     checkpoints.check_bits(config, bits)
     dtype: str = decoding.dtype

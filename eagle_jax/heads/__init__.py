@@ -2,7 +2,7 @@
 
 from eagle_jax.heads.files import OpenHead, export_head, open_head
 from eagle_jax.heads.head import Head, HeadModel
-from eagle_jax.heads.kinds import HEADS, find_head, find_kind, head_of
+from eagle_jax.heads.kinds import HEADS, find_head, find_kind, head_of, open_whole
 
 __all__ = [
     "HEADS",
@@ -14,4 +14,5 @@ __all__ = [
     "find_kind",
     "head_of",
     "open_head",
+    "open_whole",
 ]

@@ -1,15 +1,20 @@
 """All kinds of heads, and whose a folder or a config is."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 from eagle_jax.checkpoints.hf_fields import Fields
+from eagle_jax.checkpoints.load import open_target
+from eagle_jax.checkpoints.weights import Weights
+from eagle_jax.errors import InputError
 from eagle_jax.heads.block.head import DFlash, DSpark
 from eagle_jax.heads.eagle.head import Eagle
 from eagle_jax.heads.eagle3.head import Eagle3
 from eagle_jax.heads.head import Head
 from eagle_jax.heads.hydra.head import Hydra
 from eagle_jax.heads.medusa.head import Medusa
+from eagle_jax.models.transformer import TransformerConfig
 
 HEADS: dict[str, Head] = {
     head.name: head
@@ -29,6 +34,22 @@ def find_head(folder: Path) -> Head | None:
     """
     fields = Fields.read(folder)
     return next((head for head in HEADS.values() if head.is_in(fields)), None)
+
+
+def open_whole(folder: Path) -> tuple[TransformerConfig, Weights]:
+    """Opens a target, see `open_target`; a head that is given as one is called so."""
+    try:
+        return open_target(folder)
+    except InputError:
+        head = None
+        with contextlib.suppress(InputError):
+            head = find_head(folder)
+        if head is None:
+            raise
+    raise InputError(
+        f"{folder} holds {head.title}, not a target; give it as `draft`, and the model "
+        "that it was trained for as `target`"
+    )
 
 
 def find_kind(config: Any) -> Head | None:

@@ -156,7 +156,7 @@ class ChainLoss(LossSettings):
             section 3.2: its passes; EAGLE-3: the steps of its training-time test);
             `None` for 1, which is EAGLE-1's loss, and 7 for an EAGLE-3 head.
         token_loss: The loss between token distributions: "cross-entropy", as published,
-            or "alpha", of the rate at which drafts are accepted, see `loss.token_loss`.
+            or "alpha", `-log(alpha)` of the rate at which drafts are accepted.
     """
 
     mask: Literal["next", "official"] = "next"

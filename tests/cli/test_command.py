@@ -100,7 +100,7 @@ def test_the_help_marks_what_is_required_and_what_holds_without_a_flag() -> None
     parser.add_argument("--none", type=Path, help="where")
     text = parser.format_help()
     for line in (
-        "--number number [FLAGS]\n",
+        "--number N [FLAGS]\n",
         "    with an example\n",
         "how many (required)\n",
         "which (default: a 50%)\n",

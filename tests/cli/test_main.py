@@ -1,5 +1,6 @@
 """`eagle-jax` and the names of its commands."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,10 @@ def test_every_command_explains_each_of_its_flags_and_tells_no_secret(
     assert not ended.value.code
     shown = capsys.readouterr().out
     assert "secret" not in shown and "None" not in shown
+    names = r"`([A-Z]|\w+_\w+|\w+\.(?!json`|md`)\w+)`"  # Of Python, not of files.
+    assert not re.findall(names, shown)
+    # Where a line of an example goes on, it ends in a backslash.
+    assert not re.findall(r"^    eagle-jax .*\S {4,}(?!#)", shown, re.MULTILINE)
     assert Parser.latest is not None
     assert all(action.help for action in Parser.latest._actions)
 

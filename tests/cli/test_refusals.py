@@ -80,6 +80,7 @@ _CASES = [
     (f"export {_HEAD} --output /proc/out", "cannot write /proc/out"),
     ("export --head nowhere --output out", "nowhere is no folder"),
     (f"export --head {assets.TARGET} --output out", "holds a whole model"),
+    (f"export {_HEAD} --target {assets.HEAD} --output out", "head, not a target"),
     ("report records --output /proc/out", "cannot write to /proc/out"),
     ("report records --output out", "holds no *.jsonl"),
     ("report records --output one.json", "is no folder; give another name"),

@@ -252,6 +252,10 @@ def test_a_folder_of_another_kind_is_refused(
             wanted,
             weights.description,
         )
+    refused(
+        lambda: open_pair(str(folder), None, settings_of(method="lookup")),
+        f"{folder} holds {own.title}, not a target; give it as `draft`",
+    )
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ class BlockLoss(LossSettings):
         block_loss: What is learnt: "tokens" for the text's (DFlash); "variation" for
             the target's distributions, by their total variation, and a tenth of
             "tokens" (DSpark); "alpha" for them by `-log(alpha)` of the rate at which
-            drafts are accepted, see `loss.token_loss`.
+            drafts are accepted.
     """
 
     anchors: int = 512
