@@ -13,7 +13,7 @@ import dataclasses
 from pathlib import Path
 
 from eagle_jax.cli.command import Parser, run_command, say
-from eagle_jax.cli.files import check_writable
+from eagle_jax.cli.files import DATA, check_writable
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.generation.config import GenerateConfig
@@ -38,7 +38,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--target", required=True, help="target: a Hugging Face folder or hub name")
     add("--draft", help="EAGLE head that makes it quicker")
-    add("--data", type=Path, help="ShareGPT .json, messages or text .jsonl, plain .txt")
+    add("--data", type=Path, help=DATA)
     add("--samples", type=int, help="without data: texts from the start token alone")
     add("--output", type=Path, required=True, help="JSON lines; gone on with if there")
     add("--overwrite", action="store_true", help="start the output again")

@@ -20,6 +20,7 @@ import jax
 
 from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.cli.command import Parser, run_command, say
+from eagle_jax.cli.files import DATA
 from eagle_jax.cli.processes import add_mesh_flags, join, mesh_shape, print_once
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_groups, with_flags
@@ -81,13 +82,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--config", type=Path, help="settings from a TOML file of configs/; flags win")
     add("--target", required=True, help="target: a Hugging Face folder or hub name")
-    add(
-        "--data",
-        type=Path,
-        required=True,
-        nargs="+",
-        help="ShareGPT .json, messages or text .jsonl, plain .txt",
-    )
+    add("--data", type=Path, required=True, nargs="+", help=DATA)
     add(
         "--held-out-data",
         type=Path,

@@ -55,8 +55,11 @@ def load_tokenizer(
     except BaseException as error:
         # A broken file ends in whatever its parser trips over; what tokenizers' Rust
         # code ends in is no `Exception`.
-        reason = first_line(error).replace(str(folder), folder.name)
-        raise InputError(f"{folder} holds no usable tokenizer: {reason}") from error
+        reason = first_line(error).replace(str(folder), folder.name).rstrip(".")
+        raise InputError(
+            f"{folder} holds no usable tokenizer: {reason}; copy the model's "
+            "tokenizer.json or tokenizer.model there, with tokenizer_config.json"
+        ) from error
     if not own:  # Without its files, transformers makes up one of special tokens.
         raise InputError(
             f"{folder} holds no usable tokenizer: there is no vocabulary, such as "

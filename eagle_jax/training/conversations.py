@@ -104,7 +104,10 @@ def read_examples(path: Path, *, need_answers: bool = True) -> DataFile:
         InputError: If the file cannot be read, or nothing in it is usable.
     """
     if path.suffix not in (".json", ".jsonl", ".txt"):
-        raise InputError(f"{path} must end in .json, .jsonl or .txt")
+        raise InputError(
+            f"{path} must end in .json or .jsonl, for conversations, messages or text, "
+            "or in .txt, for documents between lines of <|endoftext|>"
+        )
     try:
         data = path.read_bytes()
     except OSError as error:

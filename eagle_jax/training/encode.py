@@ -112,11 +112,10 @@ def encode_examples(
         if progress is not None:
             progress(number)
     if not found.samples:
-        reason = found.refused[0] if found.refused else found.summary()
-        raise InputError(
-            f"nothing is left to train on: {reason}; raise the limit "
-            f"(row_length) of {max_length}, or give other data or another tokenizer"
-        )
+        reason = f"{found.summary()}; raise `row_length` = {max_length}"
+        if found.refused:
+            reason = found.refused[0]
+        raise InputError(f"nothing is left to train on: {reason}; or give other data")
     return found
 
 
@@ -225,9 +224,8 @@ def _assistant_spans(
         if not (text.startswith(after) and after.startswith(before)):
             raise RefusedError(
                 f"{where}: the chat template renders turn {number + 1} differently "
-                "when it is the last one, so what the assistant says cannot be found; "
-                "mark it with {% generation %} in the template, or give conversations "
-                "of one question and answer"
+                "when it is the last one, so answers cannot be found; enclose them in "
+                "{% generation %} in chat_template.jinja, or give chats of one answer"
             )
         spans.append((len(before), len(after)))
     return spans

@@ -155,7 +155,7 @@ def test_what_is_malformed_or_teaches_nothing_is_named_by_its_line(
         ("broken.json", b'[{"text": "a"},', "begins as a JSON list but is not"),
         ("latin.json", b'[{"text": "caf\xe9"}]', "begins as a JSON list but is not"),
         ("latin.txt", b"caf\xe9", "cannot read the data"),
-        ("data.csv", b"a", "must end in .json, .jsonl or .txt"),
+        ("data.csv", b"a", "for documents between lines of <|endoftext|>"),
         ("nowhere.json", None, "No such file"),
     ],
 )

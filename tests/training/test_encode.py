@@ -282,14 +282,23 @@ def test_a_long_conversation_keeps_its_beginning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "fits", "reason"),
+    ("template", "fits", "reason", "remedy"),
     [
-        (REFUSES, CHAT[1:], "the chat template refuses the conversation: No system"),
-        (THINKS, CHAT[1:3], "the chat template renders turn 3 differently when it is"),
+        (
+            REFUSES,
+            CHAT[1:],
+            "the chat template refuses the conversation: No system",
+            "",
+        ),
+        (
+            *(THINKS, CHAT[1:3]),
+            "the chat template renders turn 3 differently when it is the last one",
+            "enclose them in {% generation %} in chat_template.jinja, or give chats of",
+        ),
     ],
 )
 def test_conversations_that_the_template_refuses_are_left_out_and_counted(
-    template: str, fits: list[dict[str, str]], reason: str
+    template: str, fits: list[dict[str, str]], reason: str, remedy: str
 ) -> None:
     tokenizer = _tokenizer(template)
     chats = [_chat(CHAT, "line 4"), _chat(fits), _chat(CHAT, "line 6")]
@@ -300,7 +309,9 @@ def test_conversations_that_the_template_refuses_are_left_out_and_counted(
     refused(
         lambda: encode_examples(alone, tokenizer, max_length=512),
         f"nothing is left to train on: line 4: {reason}",
+        remedy,
     )
+    assert remedy in encoded.summary()
     with pytest.raises(RefusedError, match=f"line 4: {reason}"):
         encode_prompt(tokenizer, CHAT[:4], "line 4")
 
