@@ -72,11 +72,7 @@ def shortened(names: Iterable[str], most: int) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    r"""Returns an error's message in one line, or its type if it has no message.
-
-    >>> first_line(ValueError("one of:\n(1) a,\n(2) b")), first_line(ValueError("a\nb"))
-    ('one of: (1) a, (2) b', 'a')
-    """
+    """Returns an error's message in one line, or its type if it has no message."""
     lines = (str(error).strip() or type(error).__name__).splitlines()
     # What ends in a colon says nothing without the lines after it.
     is_whole = not lines[0].rstrip().endswith(":")

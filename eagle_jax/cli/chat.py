@@ -27,7 +27,7 @@ from eagle_jax.cli.settings import (
     add_settings,
     join_settings,
 )
-from eagle_jax.errors import InputError, did_you_mean
+from eagle_jax.errors import InputError
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pair import Message, Pair
 from eagle_jax.generation.programs import PROGRAMS
@@ -36,13 +36,10 @@ from eagle_jax.generation.results import Generation, Pieces
 from eagle_jax.generation.scheduler import Scheduler
 from eagle_jax.markdown import decimals
 
-_COMMANDS = {
-    "/reset": "begins another conversation",
-    "/help": "shows this",
-    "Ctrl-C": "ends an answer",
-    "Ctrl-D": "ends the chat",
-}
-_HELP = ", ".join(f"{name} {what}" for name, what in _COMMANDS.items())
+_HELP = (
+    "/reset begins another conversation, /help shows this, Ctrl-C ends an answer, "
+    "Ctrl-D the chat"
+)
 _SAMPLING = "temperature top_p top_k min_p seed"
 _GROUPS = {
     "the method": "method acceptance draft_vocabulary",
@@ -71,14 +68,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--system", help="what the system says before a conversation")
     group = parser.add_argument_group("answers")
     room = "tokens of an answer; default what there is room for"
-    group.add_argument("--max-new-tokens", type=int, help=room)
+    add = group.add_argument
+    add("--max-new-tokens", type=int, help=room)
     add_settings(group, GenerateConfig, *_SAMPLING.split())
-    group.add_argument(
-        "--generation-config",
-        choices=["auto", "none"],
-        default="auto",
-        help="auto draws as the target's generation_config.json says",
-    )
+    auto = "auto draws as the target's generation_config.json says"
+    add("--generation-config", choices=["auto", "none"], default="auto", help=auto)
     add_groups(parser, GenerateConfig, _GROUPS | METHOD_GROUPS)
     return parser.parse_args(argv)
 
@@ -104,18 +98,20 @@ def _chat(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     start: list[Message] = []
     if arguments.system is not None:
         start.append({"role": "system", "content": arguments.system})
-    _warm_up(pair, scheduler, start, settings)
+    say("compiling")
+    first = pair.encode([*start, {"role": "user", "content": "Hello"}])
+    short = dataclasses.replace(settings, max_new_tokens=2)
+    scheduler.add("warm-up", first, short, is_streamed=True)
+    while not scheduler.is_idle:
+        scheduler.step()
     say(_HELP)
     messages = [*start]
     while (line := _read_line()) is not None:
-        if line == "/help":
-            say(_HELP)
-        elif line == "/reset":
+        if line == "/reset":
             messages = [*start]
         elif re.match(r"/[A-Za-z]+(\s|$)", line):
-            name = line.split()[0]
-            near = did_you_mean(name, _COMMANDS)
-            say(f"error: {name} is no command here{near}; {_HELP}")
+            wrong = f"error: {line.split()[0]} is no command here; "
+            say(wrong * (line != "/help") + _HELP)
         elif line.strip():
             asked: Message = {"role": "user", "content": line.strip()}
             try:
@@ -143,20 +139,6 @@ def _read_line() -> str | None:
                 raise
             asks = False
             say("\nCtrl-C again, or Ctrl-D, ends the chat")
-
-
-def _warm_up(
-    pair: Pair, scheduler: Scheduler, start: list[Message], settings: RequestConfig
-) -> None:
-    """Compiles what a first turn needs, which leaves what the system says read."""
-    say("compiling")
-    before = PROGRAMS.compile_seconds
-    ids = pair.encode([*start, {"role": "user", "content": "Hello"}])
-    short = dataclasses.replace(settings, max_new_tokens=2)
-    scheduler.add("warm-up", ids, short, is_streamed=True)
-    while not scheduler.is_idle:
-        scheduler.step()
-    say(f"compiled in {PROGRAMS.compile_seconds - before:.1f} s")
 
 
 def _answer(

@@ -74,7 +74,9 @@ class Parser(argparse.ArgumentParser):
         choices = re.findall(r"[\w.+-]+", message.partition("(choose from")[2])
         known = choices or self._option_string_actions
         wrong = re.search(r"choice: '(.*?)'|unrecognized .*?(--[\w-]+)", message)
-        near = did_you_mean(wrong[1] or wrong[2], known) if wrong else ""
+        name = (wrong[1] or wrong[2]) if wrong else ""
+        name = {"--model": "--target"}.get(name, name)  # As other programs call it.
+        near = did_you_mean(name, known)
         raise InputError(message + (near or "; --help tells what there is"))
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
@@ -138,8 +140,7 @@ def run_command(
 def run_script(main: Callable[[], int]) -> NoReturn:
     """Runs the command of a script and ends the process with its exit code.
 
-    Until then Ctrl-C raises `KeyboardInterrupt`. A package of the extra `cli` that is
-    missing, which may show as late as where it is used, is told in one line.
+    Until then Ctrl-C raises `KeyboardInterrupt`.
 
     Args:
         main: The command, which calls `run_command`.
@@ -152,11 +153,8 @@ def run_script(main: Callable[[], int]) -> NoReturn:
     except KeyboardInterrupt:  # Before `run_command` or, once more, after it.
         say("interrupted")
         code = EXIT_INTERRUPTED
-    except ModuleNotFoundError as error:
-        say(
-            f"error: the package {error.name} is not installed, which the command "
-            "needs; pip install '.[cli]' in the clone brings it"
-        )
+    except ModuleNotFoundError as error:  # Some are imported as late as needed.
+        say(f"error: {error}; pip install '.[cli]' in the clone brings it")
         code = EXIT_INPUT
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # It ends already.
     if code == EXIT_INTERRUPTED:

@@ -8,12 +8,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.files import is_special, unfinished
 from eagle_jax.parsing import parse_json, resolved, value_at
 
-DATA = (
-    "ShareGPT .json, messages or text .jsonl, or .txt, whose documents stand between "
-    "lines of <|endoftext|>"
-)
-"""The help of the flag for training data."""
-
+DATA = "ShareGPT .json, messages or text .jsonl, .txt divided by <|endoftext|> lines"
 _PROBE = bytes(4096)
 """The bytes that are written to find out whether a disk is full."""
 

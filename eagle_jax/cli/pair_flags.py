@@ -13,6 +13,7 @@ from eagle_jax.generation.pair import Pair
 from eagle_jax.methods import Method
 from eagle_jax.parallel import MeshShape
 
+_HALF = "give --target FOLDER with --draft FOLDER, or neither for the embedded pair"
 _EMBEDDED_PROMPTS = Path(assets.__file__).parent / "prompts.json"
 
 
@@ -48,9 +49,7 @@ def open_named(
     if is_embedded and arguments.draft is None and weights is not None:
         arguments.draft = weights.embedded and str(weights.embedded)
     if arguments.target is None:
-        raise InputError(
-            "give --target FOLDER with --draft FOLDER, or neither for the embedded pair"
-        )
+        raise InputError(_HALF)
     return load_pair(
         arguments.target,
         arguments.draft,
@@ -121,8 +120,6 @@ def _complete(arguments: argparse.Namespace, method: Method) -> None:
         arguments.draft = weights and str(weights.embedded)
         arguments.prompts = arguments.prompts or _EMBEDDED_PROMPTS
     if arguments.target is None:
-        raise InputError(
-            "give --target FOLDER with --draft FOLDER, or neither for the embedded pair"
-        )
+        raise InputError(_HALF)
     if arguments.prompts is None:
         raise InputError("give --prompts FILE: what is measured depends on the text")

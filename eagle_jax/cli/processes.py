@@ -25,11 +25,8 @@ def add_mesh_flags(parser: argparse.ArgumentParser) -> None:
     add("--coordinator", metavar="HOST:PORT", help="of process 0, if there are more")
     add("--num-processes", type=int, metavar="N", help="with --coordinator")
     add("--process-id", type=int, metavar="I", help="with --coordinator: 0 to N - 1")
-    add(
-        "--distributed",
-        action="store_true",
-        help="several processes of which Cloud TPU, SLURM or Open MPI tells",
-    )
+    told = "several processes of which Cloud TPU, SLURM or Open MPI tells"
+    add("--distributed", action="store_true", help=told)
 
 
 def mesh_shape(arguments: argparse.Namespace) -> MeshShape | None:

@@ -60,7 +60,7 @@ def progress(
     """
     on_terminal = sys.stderr.isatty()
     first, started, compiled = done, _clock(), sum(_compiled)
-    printed_at, noted, was_told = -pause, "", False
+    printed_at, noted = -pause, ""
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
     with Progress(
         *columns,
@@ -73,11 +73,7 @@ def progress(
         task = bar.add_task(label, total=total, completed=done, note="")
 
         def watch(is_compiling: bool) -> None:
-            nonlocal was_told
             bar.update(task, note="compiling" if is_compiling else noted)
-            if is_shown and not (on_terminal or was_told):
-                was_told = True
-                say(f"{label}: compiling")
 
         def update(done: int, note: str = "") -> None:
             nonlocal printed_at, compiled, noted

@@ -38,12 +38,9 @@ def add_request_flags(parser: Parser) -> None:
     add("--bad-words", nargs="+", metavar="TEXT", help="what no text contains")
     bias = "what is added to the logits of tokens"
     add("--logit-bias", nargs="+", metavar="ID=VALUE", help=bias)
-    add(
-        "--regex",
-        metavar="PATTERN",
-        help="texts match this regular expression (pip install '.[grammar]')",
-    )
-    schema = "texts are JSON of this schema (pip install '.[grammar]')"
+    regex = "texts match this regular expression (extra grammar)"
+    add("--regex", metavar="PATTERN", help=regex)
+    schema = "texts are JSON of this schema (extra grammar)"
     add("--json-schema", type=Path, metavar="FILE", help=schema)
     add_settings(group, GenerateConfig, *_PLAIN)
     add(
@@ -57,12 +54,8 @@ def add_request_flags(parser: Parser) -> None:
     add("--system", help="what the system says before a conversation")
     add("--chat-template-kwargs", metavar="JSON", help="variables of the chat template")
     add("--truncate-prompt-tokens", type=int, help="keep so many last tokens")
-    add(
-        "--generation-config",
-        choices=["auto", "none"],
-        default="auto",
-        help="auto draws as the target's generation_config.json says",
-    )
+    auto = "auto draws as the target's generation_config.json says"
+    add("--generation-config", choices=["auto", "none"], default="auto", help=auto)
 
 
 def read_requests(

@@ -86,39 +86,21 @@ def summary(totals: dict[str, Any]) -> str:
             True: "identical tokens",
             False: "DIFFERENT TOKENS (near ties, if this is not float32)",
         }
+        turns = sorted(totals["speedups"])
+        verdict = ", not stable" * (turns[0] < 1 <= turns[-1])
+        span = f" ({turns[0]:.2f} to {turns[-1]:.2f} in {len(turns)} turns{verdict})"
         parts += [
             f"autoregressive {decimals(plain, 1)} tokens/s",
-            f"speedup {decimals(totals['speedup'], 2)}{_range(totals['speedups'])}",
+            f"speedup {decimals(totals['speedup'], 2)}" + span * (len(turns) > 1),
             identical.get(totals["identical"], "tokens not comparable"),
         ]
     return " | ".join(parts)
 
 
-def _range(speedups: list[float | None]) -> str:
-    """Returns what the turns of a comparison range over, where there were several."""
-    found = [one for one in speedups if one]
-    if len(found) < 2:
-        return ""
-    stable = ", not stable" * (min(found) < 1 <= max(found))
-    return f" ({min(found):.2f} to {max(found):.2f} in {len(found)} turns{stable})"
-
-
 def explain_speedup(totals: dict[str, Any]) -> str | None:
-    """Returns why a run was slower than plain decoding, or may have been.
-
-    It is `None` where every turn was faster.
-    """
+    """Returns why a run was slower than plain decoding; `None` if it was not."""
     speedup, brought = totals.get("speedup"), totals["tokens_per_round"]
-    if speedup is None:
-        return None
-    won = sum(one >= 1 for one in totals["speedups"])
-    if 0 < won < len(totals["speedups"]):
-        return (
-            f"which is faster is not stable: drafting was in {won} of "
-            f"{len(totals['speedups'])} turns; a longer text tells more, and so does a "
-            "machine on which nothing else runs"
-        )
-    if won:
+    if speedup is None or speedup >= 1:
         return None
     return (
         f"drafting did not pay: a round took as long as {brought / speedup:.2f} tokens "

@@ -83,14 +83,21 @@ class Session:
         self._was_interrupted = False
         self._tokenizer = runner.pair.tokenizer
 
-    def again(self, runner: Runner | None = None) -> "Session":
-        """Returns a session that decodes the same and shows no text.
+    @property
+    def ids(self) -> list[list[int]]:
+        """The tokens of the texts so far."""
+        return [run["generated_ids"] for run in self.runs]
 
-        Args:
-            runner: The runner that decodes; `None` for this session's.
-        """
-        asked = [*zip(self._encoded, self._settings, strict=True)]
+    @property
+    def speed(self) -> float | None:
+        """The tokens per second, a text's first left out; `None` where none is left."""
+        decoded = decoded_tokens([*map(len, self.ids)])
+        return decoded / self.decode_seconds if decoded else None
+
+    def again(self, runner: Runner | None = None) -> "Session":
+        """Returns a silent one that decodes the same, by another runner if any."""
         view = View(is_silent=True, force_rounds=self._view.by_round)
+        asked = [*zip(self._encoded, self._settings, strict=True)]
         return Session(runner or self._runner, self._prompts, asked, view)
 
     def warm_up(self) -> None:
@@ -113,18 +120,14 @@ class Session:
         return not self._was_interrupted
 
     def totals(self) -> dict[str, Any]:
-        """Returns sums over the texts so far.
-
-        A text's first token is the prefill's and has no speed.
-        """
-        lengths = [len(run["generated_ids"]) for run in self.runs]
+        """Returns sums over the texts so far."""
+        lengths = [*map(len, self.ids)]
         rounds = sum(run["rounds"] for run in self.runs)
-        decoded = decoded_tokens(lengths)
         return {
             "tokens": sum(lengths),
             "rounds": rounds,
             "tokens_per_round": tokens_per_round(lengths, rounds),
-            "tokens_per_second": decoded / self.decode_seconds if decoded else None,
+            "tokens_per_second": self.speed,
             "compile_seconds": self.compile_seconds,
         }
 

@@ -83,20 +83,12 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--config", type=Path, help="settings from a TOML file of configs/; flags win")
     add("--target", required=True, help="target: a Hugging Face folder or hub name")
     add("--data", type=Path, required=True, nargs="+", help=DATA)
-    add(
-        "--held-out-data",
-        type=Path,
-        nargs="+",
-        default=[],
-        help="evaluate on these files instead of a share of the data",
-    )
+    instead = "evaluate on these files instead of a share of the data"
+    add("--held-out-data", type=Path, nargs="+", default=[], help=instead)
     add("--output", type=Path, required=True, help="folder of the run")
-    add(
-        "--kind",
-        choices=tuple(HEADS),
-        help="the kind of head; the default, eagle2, is EAGLE-1/2, whose heads are the "
-        "same, and hydra is Hydra++ with its prefix layer",
-    )
+    default = "the default, eagle2, is EAGLE-1/2, whose heads are the same, and hydra "
+    default += "is Hydra++ with its prefix layer"
+    add("--kind", choices=tuple(HEADS), help=f"the kind of head; {default}")
     add("--begin-with", help="folder or hub name of a head that is trained further")
     add("--resume", action="store_true", help="go on with the run in --output")
     add("--overwrite", action="store_true", help="replace the run in --output")

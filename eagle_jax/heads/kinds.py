@@ -40,16 +40,13 @@ def open_whole(folder: Path) -> tuple[TransformerConfig, Weights]:
     """Opens a target, see `open_target`; a head that is given as one is called so."""
     try:
         return open_target(folder)
-    except InputError:
-        head = None
-        with contextlib.suppress(InputError):
-            head = find_head(folder)
-        if head is None:
-            raise
-    raise InputError(
-        f"{folder} holds {head.title}, not a target; give it as `draft`, and the model "
-        "that it was trained for as `target`"
-    )
+    except InputError as error:
+        refusal = error
+    with contextlib.suppress(InputError):
+        if head := find_head(folder):
+            hint = "not a target; give it as `draft`, and its model as `target`"
+            refusal = InputError(f"{folder} holds {head.title}, {hint}")
+    raise refusal
 
 
 def find_kind(config: Any) -> Head | None:

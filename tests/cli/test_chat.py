@@ -41,9 +41,9 @@ def test_a_conversation_goes_on_reads_what_is_new_and_begins_again(
     opening = (
         "/reset begins another conversation, /help shows this, Ctrl-C ends an answer"
     )
-    assert err.index("compiling\n") < err.index("compiled in") < err.index(opening)
+    assert err.index("compiling\n") < err.index(opening)
     assert err.count(f"\n{opening}") == 2
-    assert "error: /rest is no command here; did you mean '/reset'?" in err
+    assert "error: /rest is no command here; /reset begins" in err
     read = re.findall(r"(\d+) of (\d+) prompt tokens read", err)
     assert len(read) == 3
     # What the system says was read already, in whole chunks.

@@ -167,5 +167,5 @@ def test_a_missing_package_is_told_in_one_line(
     signal.signal(signal.SIGINT, before)
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: the package matplotlib is not installed")
+    assert line.startswith("error: No module named 'matplotlib'; ")
     assert "pip install '.[cli]' in the clone" in line

@@ -55,6 +55,21 @@ def test_what_is_no_command_is_answered_with_what_is(
     )
 
 
+@pytest.mark.parametrize("flag", [["--model", "a"], ["--model=a"]])
+def test_a_flag_that_other_programs_have_points_to_ours(
+    flag: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["eagle-jax", "serve", *flag])
+    monkeypatch.setattr("eagle_jax.cli.main.keep_compiled_programs", lambda: None)
+    monkeypatch.setattr("eagle_jax.cli.main.run_script", lambda main: sys.exit(main()))
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 2
+    assert "did you mean '--target'?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_each_of_its_flags_and_tells_no_secret(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -23,7 +23,6 @@ def test_compiling_shows_its_seconds_and_is_no_part_of_what_is_left(
         update(3)
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
-        "work: compiling",
         "work: compiled in 600 s",
         "work 1 of 3 | 2 min left",
         "work 3 of 3",
