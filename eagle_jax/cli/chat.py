@@ -36,10 +36,7 @@ from eagle_jax.generation.results import Generation, Pieces
 from eagle_jax.generation.scheduler import Scheduler
 from eagle_jax.markdown import decimals
 
-_HELP = (
-    "/reset begins another conversation, /help shows this, Ctrl-C ends an answer, "
-    "Ctrl-D the chat"
-)
+_HELP = "/reset begins anew, /help shows this, Ctrl-C ends an answer, Ctrl-D the chat"
 _SAMPLING = "temperature top_p top_k min_p seed"
 _GROUPS = {
     "the method": "method acceptance draft_vocabulary",
@@ -110,7 +107,7 @@ def _chat(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         if line == "/reset":
             messages = [*start]
         elif re.match(r"/[A-Za-z]+(\s|$)", line):
-            wrong = f"error: {line.split()[0]} is no command here; "
+            wrong = f"error: {line!r} is no command here; "
             say(wrong * (line != "/help") + _HELP)
         elif line.strip():
             asked: Message = {"role": "user", "content": line.strip()}

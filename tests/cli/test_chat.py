@@ -38,12 +38,10 @@ def test_a_conversation_goes_on_reads_what_is_new_and_begins_again(
     assert main([*pair_flags, *sizes]) == 0
     out, err = capsys.readouterr()
     assert out == converse(pair, "ten", "no one") + converse(pair, "no one")
-    opening = (
-        "/reset begins another conversation, /help shows this, Ctrl-C ends an answer"
-    )
+    opening = "/reset begins anew, /help shows this, Ctrl-C ends an answer"
     assert err.index("compiling\n") < err.index(opening)
     assert err.count(f"\n{opening}") == 2
-    assert "error: /rest is no command here; /reset begins" in err
+    assert "error: '/rest' is no command here; /reset begins anew" in err
     read = re.findall(r"(\d+) of (\d+) prompt tokens read", err)
     assert len(read) == 3
     # What the system says was read already, in whole chunks.
