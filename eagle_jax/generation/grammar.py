@@ -27,6 +27,7 @@ from eagle_jax.automaton import (
     make_tables,
 )
 from eagle_jax.errors import InputError
+from eagle_jax.generation.json_schema import schema_expression
 from eagle_jax.generation.pairs import LoadedPair
 
 MAX_BYTES = 256 * 2**20
@@ -40,6 +41,8 @@ _BYTE = 256
 # A process of its own: the library has no limit, and hears no Ctrl-C. And a byte that
 # ends every text: of an expression that could end earlier, the library loses texts that
 # go on ("a|ab", or a byte after "1" in "1(.5)?"), as the search that it builds on may.
+# The same byte begins JSON, which never holds it: the search, which may begin at any
+# byte, would else follow all beginnings at once, for minutes in objects of any kind.
 _COMPILE = """
 import contextlib, json, sys
 with contextlib.suppress(ImportError, OSError, ValueError):  # Not on every system.
@@ -48,25 +51,21 @@ with contextlib.suppress(ImportError, OSError, ValueError):  # Not on every syst
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))  # If the parent dies.
 try:
     from outlines_core import Index, Vocabulary
-    from outlines_core.json_schema import build_regex_from_schema
 except ImportError as error:
     sys.exit(f"{error}; pip install '.[grammar]' in the clone brings it")
-regex, schema = json.load(sys.stdin)
+regex, is_json = json.load(sys.stdin)
 try:
-    if regex is None:
-        is_text = isinstance(schema, str)
-        regex = build_regex_from_schema(schema if is_text else json.dumps(schema))
     vocabulary = Vocabulary(256, {bytes([b]): [b] for b in range(256)})
     try:  # On its own, after what nothing matches: "a)|(b" would split the group.
         Index("[^\\s\\S]" + regex, vocabulary)
     except Exception as error:
         if "incompatible" not in str(error):
             raise
-    index = Index("(?:" + regex + ")\\x00", vocabulary)
-    moves = index.get_transitions()
+    index = Index("\\x00" * is_json + "(?:" + regex + ")\\x00", vocabulary)
+    start, moves = index.get_initial_state(), index.get_transitions()
+    start = moves[start][0] if is_json else start
     moves = [[a, b, c] for a, by in moves.items() for b, c in by.items()]
-    found = [index.get_initial_state(), list(index.get_final_states()), moves]
-    print(json.dumps(found))
+    print(json.dumps([start, list(index.get_final_states()), moves]))
 except Exception as error:
     sys.exit(str(error) or repr(error))
 """
@@ -192,6 +191,9 @@ def _byte_automaton(given: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _ask_library(given: str) -> Any:
     """Returns the start, the ends and the moves of what outlines-core builds."""
+    regex, schema = json.loads(given)
+    shown = f"`regex` {regex!r}" if schema is None else f"`json_schema` {schema!r}"
+    regex = regex if schema is None else schema_expression(schema)
     reason = "it takes too long"
     limits = f"SECONDS, MEMORY = {int(_MAX_SECONDS) + 1}, {_MAX_MEMORY}"
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -200,7 +202,7 @@ def _ask_library(given: str) -> Any:
             # empty entry of PYTHONPATH, which then names a folder without modules.
             [sys.executable, "-P", "-c", limits + _COMPILE],
             cwd=os.sep,
-            input=given,
+            input=json.dumps([regex, schema is not None]),
             capture_output=True,
             text=True,
             timeout=_MAX_SECONDS,
@@ -209,8 +211,6 @@ def _ask_library(given: str) -> Any:
             return json.loads(done.stdout)
         said = done.stderr.strip() or f"it ended with {done.returncode}"
         reason = said.splitlines()[-1][:200]
-    regex, schema = json.loads(given)
-    shown = f"`regex` {regex!r}" if schema is None else f"`json_schema` {schema!r}"
     raise InputError(
         f"{shown} cannot be compiled by outlines-core: {reason}; {_MAX_SECONDS} s and "
         f"{_MAX_MEMORY / 2**30:g} GiB are allowed"
