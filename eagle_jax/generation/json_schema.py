@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from eagle_jax.errors import InputError, did_you_mean
-from eagle_jax.generation.json_strings import string_expression
+from eagle_jax.generation.json_strings import between, string_expression
 from eagle_jax.parsing import parse_json
 
 MAX_LENGTH = 2**20
@@ -41,12 +41,12 @@ _ANNOTATIONS |= {"definitions", "discriminator", "contentEncoding", "contentMedi
 _KEYWORDS: dict[str, dict[str, tuple[type, ...]]] = {
     "any": {"type": (str, list), "const": (), "enum": (list,), "$ref": (str,)}
     | {"allOf": (list,), "anyOf": (list,), "oneOf": (list,)},
-    "string": {"minLength": (int,), "maxLength": (int,)}
-    | {"pattern": (str,), "format": (str,)},
+    "string": {"pattern": (str,), "format": (str,)}
+    | {"minLength": (int,), "maxLength": (int,)},
     "array": {"minItems": (int,), "maxItems": (int,)}
     | {"items": (dict, bool), "prefixItems": (list,)},
-    "object": {"minProperties": (int,), "maxProperties": (int,), "required": (list,)}
-    | {"properties": (dict,), "additionalProperties": (dict, bool)},
+    "object": {"properties": (dict,), "additionalProperties": (dict, bool)}
+    | {"required": (list,)},
 }
 _KINDS = {name: kind for kinds in _KEYWORDS.values() for name, kind in kinds.items()}
 
@@ -60,7 +60,6 @@ _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?"
 _TIME += r"(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 _HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.)*[A-Za-z][A-Za-z0-9]+"
-_BYTE = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _PART = r"(?:[A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9A-Fa-f]{2})*"
 _FORMATS = {
     "date": _DATE,
@@ -68,7 +67,6 @@ _FORMATS = {
     "date-time": f"{_DATE}T{_TIME}",
     "uuid": r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
     "email": rf"{_ATOM}(?:\.{_ATOM})*@{_HOST}",
-    "ipv4": rf"{_BYTE}(?:\.{_BYTE}){{3}}",
     "uri": rf"https?://{_HOST}(?::\d{{1,4}})?(?:/{_PART})?(?:#{_PART})?",
 }
 
@@ -121,17 +119,9 @@ def schema_expression(schema: Any) -> str:
     """
     text = schema if isinstance(schema, str) else json.dumps(schema)
     parse_json(text, "`json_schema`")
-
-    def number(digits: str) -> float:  # 1.0 is an integer.
-        value = float(digits)
-        return int(value) if value.is_integer() and abs(value) < 2**53 else value
-
-    root = json.loads(text, parse_float=number)
+    root = json.loads(text, parse_float=_number)
     try:
-        json.dumps(root, ensure_ascii=False).encode()
         found = _Writer(root).expression([_Part(root, "#")])
-    except UnicodeEncodeError as error:
-        raise InputError(f"`json_schema` has half a surrogate pair: {error}") from error
     except RecursionError as error:
         raise InputError("`json_schema` is nested too deep; make it flatter") from error
     if found is None:
@@ -142,20 +132,22 @@ def schema_expression(schema: Any) -> str:
     return found
 
 
+def _number(digits: str) -> float:
+    value = float(digits)  # To JSON Schema 1.0 is an integer, and equal to 1.
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+
+
 class _Writer:
     def __init__(self, root: Any):
         self.root, self.left = root, MAX_LENGTH
 
     def expression(self, parts: list[_Part], levels: int = MAX_LEVELS) -> str | None:
         """Returns the expression of values that follow all the schemas, if any can."""
-        parts = [
-            part for part in parts if part.schema is not True and part.schema != {}
-        ]
+        parts = [p for p in parts if p.schema is not True and p.schema != {}]
         levels = MAX_LEVELS if parts else levels
-        found = [
-            self._case(case, levels) for case in self._cases(parts) if case.is_open
-        ]
-        texts = list(dict.fromkeys(text for text in found if text))
+        cases = [case for case in self._cases(parts) if case.is_open]
+        found = dict.fromkeys(self._case(case, levels) for case in cases)
+        texts = [text for text in found if text]
         self._spend(sum(map(len, texts)))
         return f"(?:{'|'.join(texts)})" if texts else None
 
@@ -187,8 +179,8 @@ class _Writer:
                     if not all(self._excludes(*pair) for pair in pairs):
                         raise part.refusal(
                             "oneOf",
-                            "has alternatives that one value may follow; use anyOf, or a "
-                            "required property with another `const` in each",
+                            "has alternatives that one value may follow; use anyOf, or "
+                            "a required property with another `const` in each",
                         )
             return [case for way in ways for case in way]
         if "$ref" in part.schema:
@@ -214,24 +206,22 @@ class _Writer:
     def _excludes(self, one: _Case, other: _Case, levels: int = MAX_LEVELS) -> bool:
         """Whether surely no text that is written for a case follows the other one."""
         ours, theirs = _values(one), _values(other)
+        self._spend(8 + len(ours or ()) + len(theirs or ()))
         if ours is not None and theirs is not None:
             return not ours.keys() & theirs.keys()
-        common = _types(one, is_written=True) & _types(other)
+        common = _types(one, is_written=ours is None) & _types(other)
         for values in (ours, theirs):
             if values is not None:
                 common &= set(map(_type_of, values.values()))
         names = _names(one)
         if common != {"object"} or ours is not None or names is None or not levels:
             return not common
-        required = set(itertools.chain(*one.all("required")))
-        for name in itertools.chain(*other.all("required")):
-            if name not in names:
-                return True
-        for name in required:
-            pairs = itertools.product(
-                self._cases(_property(one, name)), self._cases(_property(other, name))
-            )
-            if all(self._excludes(*pair, levels - 1) for pair in pairs):
+        if not {*itertools.chain(*other.all("required"))} <= {*names}:
+            return True
+        for name in {*itertools.chain(*one.all("required"))}:
+            cases = [self._cases(_property(case, name)) for case in (one, other)]
+            pairs = itertools.product(*cases)
+            if all(self._excludes(a, b, levels - 1) for a, b in pairs):
                 return True
         return False
 
@@ -239,25 +229,21 @@ class _Writer:
         types = _types(case, is_written=True)
         values = _values(case)
         if values is not None:
-            for type_ in {
-                _type_of(value) for value in values.values()
-            } & _KEYWORDS.keys():
+            for type_ in {*map(_type_of, values.values())} & _KEYWORDS.keys():
                 if any(map(case.all, _KEYWORDS[type_])):
-                    raise case.refusal(
-                        _KEYWORDS[type_], "cannot be followed beside enum"
-                    )
+                    raise case.refusal(_KEYWORDS[type_], "must not stand beside enum")
             return "|".join(map(_literal, values.values())) or None
         if not case.parts and not levels:
             types -= {"array", "object"}
         if "fraction" in types:
             types.remove("integer")
-        found = [_SCALARS[type_] for type_ in _SCALARS if type_ in types]
-        writers = (
-            ("string", _string),
-            ("array", self._array),
-            ("object", self._object),
-        )
-        found += [write(case, levels) for type_, write in writers if type_ in types]
+        found: list[str | None] = [_SCALARS[name] for name in _SCALARS if name in types]
+        if "string" in types:
+            found.append(_string(case))
+        if "array" in types:
+            found.append(self._array(case, levels))
+        if "object" in types:
+            found.append(self._object(case, levels))
         return "|".join(text for text in found if text) or None
 
     def _array(self, case: _Case, levels: int) -> str | None:
@@ -277,8 +263,7 @@ class _Writer:
         if low > (firsts if more is None else high):
             return None
         if more is not None:
-            times = f"{max(low - firsts, 0)},{_digits(high - firsts)}"
-            text = f"(?:{_COMMA}{more}){{{times}}}"
+            text = f"(?:{_COMMA}{more}){between(max(low - firsts, 0), high - firsts)}"
         for place in reversed(range(firsts)):
             one = item(place)
             if one is None and low > place:
@@ -289,32 +274,19 @@ class _Writer:
         return rf"\[[ ]?{text}[ ]?\]"
 
     def _object(self, case: _Case, levels: int) -> str | None:
-        low, high = case.limits("Properties")
         names, required = _names(case), set(itertools.chain(*case.all("required")))
-        if low > max(1, len(required)):
-            raise case.refusal(
-                ["minProperties"], "is more than the required properties"
-            )
-        if names is None:
-            text = self.expression(_property(case), levels - 1)
-            text = None if text is None or not high else f"{_STRING}{_COLON}{text}"
-            some = text and f"{text}(?:{_COMMA}{text}){{0,{_digits(high - 1)}}}"
-        else:
-            fields = []
-            for name in names:
-                text = self.expression(_property(case, name), levels - 1)
-                if text is None and name in required:
-                    return None
-                if text is not None:
-                    text = f"{_literal(name)}{_COLON}{text}"
-                    fields.append((text, name in required))
-            if high < len(fields):
-                raise case.refusal(["maxProperties"], "is less than the properties")
-            some = _some(fields) if fields else None
-        if some is None and low:
-            return None
-        is_empty = not required and not low
-        return rf"\{{[ ]?(?:{some or ''}){'?' if is_empty else ''}[ ]?\}}"
+        fields = []
+        for name in [""] if names is None else names:
+            text = self.expression(_property(case, name), levels - 1)
+            if text is None and name in required:
+                return None
+            if text is not None:
+                key = _STRING if names is None else _literal(name)
+                fields.append((f"{key}{_COLON}{text}", name in required))
+        some = _some(fields) if fields else ""
+        if names is None and some:
+            some += f"(?:{_COMMA}{some})*"
+        return rf"\{{[ ]?(?:{some}){'' if required else '?'}[ ]?\}}"
 
 
 def _some(fields: list[tuple[str, bool]]) -> str:
@@ -370,12 +342,10 @@ def _types(case: _Case, is_written: bool = False) -> set[str]:
     given = case.all("type")
     for types in given:
         found &= set.union(set(), *(_TYPES[one] for one in _listed(types)))
-    meant = {
-        type_
-        for type_ in found & _KEYWORDS.keys()
-        if any(map(case.all, _KEYWORDS[type_]))
-    }
-    return meant if is_written and meant and not given else found
+    if is_written and not given:
+        meant = {name for name in _KEYWORDS if any(map(case.all, _KEYWORDS[name]))}
+        found = (meant & found) or found
+    return found
 
 
 def _type_of(value: Any) -> str:
@@ -390,9 +360,7 @@ def _values(case: _Case) -> dict[str, Any] | None:
     given = [*case.all("enum"), *([value] for value in case.all("const"))]
     if not given:
         return None
-    tables = [
-        {json.dumps(one, sort_keys=True): one for one in values} for values in given
-    ]
+    tables = [{json.dumps(one, sort_keys=True): one for one in ones} for ones in given]
     types = _types(case)
     return {
         key: value
@@ -418,17 +386,17 @@ def _property(case: _Case, name: str = "") -> list[_Part]:
     return found
 
 
-def _string(case: _Case, _: int) -> str | None:
+def _string(case: _Case) -> str | None:
     patterns = {*case.all("pattern")}
     patterns |= {f"^(?:{_FORMATS[name]})$" for name in case.all("format")}
     if len(patterns) > 1:
-        raise case.refusal(
-            ("pattern", "format"), "cannot be followed beside another one"
-        )
+        raise case.refusal(["pattern", "format"], "is one of two; give one of them")
     try:
         return string_expression("".join(patterns), *case.limits("Length"))
     except InputError as error:
-        raise case.refusal(_KEYWORDS["string"], f"is not supported: {error}") from error
+        raise case.refusal(
+            _KEYWORDS["string"], f"cannot be followed: {error}"
+        ) from error
 
 
 def _literal(value: Any) -> str:
@@ -439,7 +407,3 @@ def _literal(value: Any) -> str:
     if isinstance(value, list):
         return rf"\[[ ]?{_COMMA.join(map(_literal, value))}[ ]?\]"
     return re.escape(json.dumps(value, ensure_ascii=False))
-
-
-def _digits(number: float) -> str:
-    return "" if number == math.inf else str(number)

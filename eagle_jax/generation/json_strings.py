@@ -12,6 +12,7 @@ import re
 from eagle_jax.errors import InputError
 
 _Ranges = list[tuple[int, int]]  # Of code points, each with both ends.
+_Item = tuple[str, str | None]  # An expression and its repetition, `None` of groups.
 
 _LAST = 0x10FFFF
 # Surrogates are no characters; of control characters only \b\f\n\r\t are written.
@@ -54,7 +55,7 @@ def string_expression(pattern: str, low: int, high: float) -> str | None:
         InputError: If the pattern is not supported, or `low` and `high` cannot be
             followed beside it; it says what is wrong, not where.
     """
-    alternatives: list[list[tuple[str, str | None]]] = [[]]
+    alternatives: list[list[_Item]] = [[]]
     place, depth, group = 0, 0, ""
     while place < len(pattern):
         token = _TOKEN.match(pattern, place)
@@ -83,22 +84,23 @@ def string_expression(pattern: str, low: int, high: float) -> str | None:
     return f'"(?:{"|".join(texts)})"' if texts else None
 
 
-def _bounded(items: list[tuple[str, str | None]], low: int, high: float) -> str | None:
+def _bounded(items: list[_Item], low: int, high: float) -> str | None:
     """Returns one alternative's expression, with what may stand around it."""
     shape = "".join(text if text in ("^", "$") else "x" for text, _ in items)
     if not re.fullmatch(r"\^*x*\$*", shape):
         raise InputError("'^' and '$' are supported at an alternative's ends alone")
-    anything = (_written([(0, _LAST)]), "*")
-    before = [] if shape.startswith("^") else [anything]
-    after = [] if shape.endswith("$") else [anything]
-    inner = [item for item in items if item[0] not in ("^", "$")]
-    body = [*before, *inner, *after] if inner else before or after
+    anything: _Item = (_written([(0, _LAST)]), "*")
+    body = [item for item in items if item[0] not in ("^", "$")]
+    if not shape.startswith("^"):
+        body.insert(0, anything)
+    if not shape.endswith("$") and body != [anything]:
+        body.append(anything)
     if (low, high) != (0, math.inf):
         if any(count is None for _, count in body):
             raise InputError("it has groups, so no length can be followed beside it")
         times = [_times(count or "") for _, count in body]
         least, most = (sum(ends) for ends in zip((0, 0), *times, strict=True))
-        if least > high or most < low:
+        if least > high or most < low or low > high:
             return None
         if least < low or most > high:
             (place, *others) = [n for n, ends in enumerate(times) if len({*ends}) > 1]
@@ -109,9 +111,13 @@ def _bounded(items: list[tuple[str, str | None]], low: int, high: float) -> str 
                 max(times[place][0], low - rest),
                 min(times[place][1], high - rest),
             )
-            count = f"{{{least},{'' if most == math.inf else most}}}"
-            body[place : place + 1] = [(body[place][0], count)]
+            body[place] = (body[place][0], between(least, most))
     return "".join(text + (count or "") for text, count in body)
+
+
+def between(low: int, high: float) -> str:
+    """Returns how an expression says that something comes so many times."""
+    return f"{{{low},{'' if high == math.inf else high}}}"
 
 
 def _times(count: str) -> tuple[int, float]:
