@@ -131,6 +131,8 @@ def _times(count: str) -> tuple[int, float]:
 
 def _one(token: str) -> str:
     """Returns the expression of a character: itself, an escape, `.` or a class."""
+    if token == ".":
+        return _written(_without([(10, 10), (13, 13), (0x2028, 0x2029)]))
     if not token.startswith("["):
         return _written(_ranges(token))
     is_negated = token.startswith("[^")
@@ -148,9 +150,7 @@ def _one(token: str) -> str:
 
 
 def _ranges(one: str, is_negated: bool = False) -> _Ranges:
-    """Returns what a character, an escape or `.` is; all that it may be, if negated."""
-    if one == ".":
-        return _without([(10, 10), (13, 13), (0x2028, 0x2029)])
+    """Returns what a character or an escape is; all that it may be, if negated."""
     letter = one[1:2]
     if letter and letter in "dwsDWS":
         surely, others = {

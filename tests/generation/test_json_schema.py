@@ -1,6 +1,7 @@
 """What a schema's automaton writes follows the schema, as `jsonschema` judges it."""
 
 import datetime
+import itertools
 import json
 import random
 import re
@@ -109,6 +110,7 @@ PATTERNS = [
     *(r"^[^\d\"]{2,3}$", r"^\W$", r"^\w*$", r"^(?:ab|c)+$", r"\\", "^[a-c]{1,4}$"),
     *(r"^\S+\s?$", r"^\u00e9\x41\/?$", r"^[\]-a-]*$", r"^(\d{2}|x(y|z)*)?$", r"[\n\t]"),
     *(r"^[\s\S]$", r"^\.{2}$", "^\U0001f600?$", "a{2}b{1,}", "^[+*.?^$-]+$", "[^a-z]"),
+    *(r"^[\w.-]+@[^.@]+$", r"^[^.]{2}$", r"^[.]|[$|(*]$", r"^\S[^\S]$", "^a{0}b{2,}?$"),
 ]
 FORMATS = ["date", "time", "date-time", "uuid", "email", "uri"]
 SCALARS = st.one_of(
@@ -211,6 +213,38 @@ def test_what_is_written_follows_its_schema(schema: Any, seed: int) -> None:
     for text in walks(made, seed, 8):
         event("written")
         assert follows(schema, text), text
+
+
+CLASSES = [r"\d", r"\D", r"\w", r"\W", r"\s", r"\S", r"[\w.-]", r"[^\s\"]", "[^1a]"]
+ATOMS = st.sampled_from(["a", "1", ".", "é", '"', r"\\", r"\.", r"\n", *CLASSES])
+
+
+def larger(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    several = st.lists(inner, min_size=1, max_size=3)
+    counts = st.sampled_from(["*", "+", "?", "{2}", "{1,}", "{0,2}", "*?"])
+    return st.one_of(
+        several.map("".join),
+        several.map(lambda ways: f"({'|'.join(ways)})"),
+        st.tuples(inner, counts).map(lambda both: f"(?:{both[0]}){both[1]}"),
+    )
+
+
+WAYS = st.tuples(
+    st.sampled_from(["^", ""]), st.recursive(ATOMS, larger), st.sampled_from(["$", ""])
+)
+SEARCHES = st.lists(WAYS.map("".join), min_size=1, max_size=2).map("|".join)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(pattern=SEARCHES)
+def test_a_pattern_is_searched_for_as_python_does(pattern: str) -> None:
+    made = automaton({"pattern": pattern})
+    python = re.compile(pattern.replace("$", r"\Z"))
+    for length in range(4):
+        for characters in itertools.product('a1"\\\n -.', repeat=length):
+            text = "".join(characters)
+            is_found = python.search(text) is not None
+            assert accepts(made, json.dumps(text, ensure_ascii=False)) == is_found, text
 
 
 def obj(**properties: Any) -> dict[str, Any]:
