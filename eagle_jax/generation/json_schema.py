@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from eagle_jax.errors import InputError, did_you_mean
-from eagle_jax.generation.json_strings import between, string_expression
+from eagle_jax.generation.json_strings import FORMATS, between, string_expression
 from eagle_jax.parsing import parse_json
 
 MAX_LENGTH = 2**20
@@ -49,26 +49,6 @@ _KEYWORDS: dict[str, dict[str, tuple[type, ...]]] = {
     | {"required": (list,)},
 }
 _KINDS = {name: kind for kinds in _KEYWORDS.values() for name, kind in kinds.items()}
-
-_YEAR = r"(?:[1-9]\d{3}|0[1-9]\d\d|00[1-9]\d|000[1-9])"
-_LEAP = r"(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
-_DATE = (
-    rf"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-"
-    rf"(?:0[1-9]|[12]\d|30)|02-(?:0[1-9]|1\d|2[0-8]))|{_LEAP}-02-29)"
-)
-_TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?"
-_TIME += r"(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
-_ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
-_HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.)+[A-Za-z]{2,}"
-_PART = r"(?:[A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9A-Fa-f]{2})*"
-_FORMATS = {
-    "date": _DATE,
-    "time": _TIME,
-    "date-time": f"{_DATE}T{_TIME}",
-    "uuid": r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
-    "email": rf"{_ATOM}(?:\.{_ATOM})*@{_HOST}",
-    "uri": rf"https?://{_HOST}(?::\d{{1,4}})?(?:/{_PART})?(?:#{_PART})?",
-}
 
 _STRING = string_expression("", 0, math.inf)
 
@@ -321,8 +301,8 @@ def _checked(part: _Part) -> dict[str, Any]:
             is_known &= all(one in list(_TYPES) for one in _listed(value))
         elif name == "required":
             is_known &= all(isinstance(one, str) for one in _listed(value))
-        elif name == "format":
-            is_known &= value in _FORMATS
+        elif name == "format" and is_known:
+            is_known = value in FORMATS
         if not is_known:
             raise part.refusal(name, f"cannot be {value!r}")
     return part.schema
@@ -388,7 +368,7 @@ def _property(case: _Case, name: str = "") -> list[_Part]:
 
 def _string(case: _Case) -> str | None:
     patterns = {*case.all("pattern")}
-    patterns |= {f"^(?:{_FORMATS[name]})$" for name in case.all("format")}
+    patterns |= {f"^(?:{FORMATS[name]})$" for name in case.all("format")}
     if len(patterns) > 1:
         raise case.refusal(["pattern", "format"], "is one of two; give one of them")
     try:

@@ -37,6 +37,27 @@ _TOKEN = re.compile(
     r"([*+?]|\{\d+(?:,\d*)?\})?\??"
 )
 
+_YEAR = r"(?:[1-9]\d{3}|0[1-9]\d\d|00[1-9]\d|000[1-9])"
+_LEAP = r"(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DATE = (
+    rf"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-"
+    rf"(?:0[1-9]|[12]\d|30)|02-(?:0[1-9]|1\d|2[0-8]))|{_LEAP}-02-29)"
+)
+_TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?"
+_TIME += r"(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
+_ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+_HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.)+[A-Za-z]{2,}"
+_PART = r"(?:[A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9A-Fa-f]{2})*"
+FORMATS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "uuid": r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    "email": rf"{_ATOM}(?:\.{_ATOM})*@{_HOST}",
+    "uri": rf"https?://{_HOST}(?::\d{{1,4}})?(?:/{_PART})?(?:#{_PART})?",
+}
+"""The patterns of formats: RFC 3339's days that there are, and times with an offset."""
+
 
 def string_expression(pattern: str, low: int, high: float) -> str | None:
     """Returns the expression of JSON strings, with their quotes.
@@ -65,18 +86,17 @@ def string_expression(pattern: str, low: int, high: float) -> str | None:
         depth += mark.startswith("(") - (one == ")")
         if depth < 0:
             raise InputError("a ')' has no '('")
-        if mark == "|" and not depth:
+        text = one if one in (None, ")") else _one(one)
+        text = text or ("(?:" if mark.startswith("(") else mark)
+        if depth or one == ")":
+            group += text + count
+        elif mark == "|":
             alternatives.append([])
-        elif mark in ("^", "$"):
-            alternatives[-1].append((mark, ""))
-        elif one not in (None, ")") and not depth:
-            alternatives[-1].append((_one(one), count))
         else:
-            written = one if one in (None, ")") else _one(one)
-            group += (written or ("(?:" if mark.startswith("(") else mark)) + count
-            if not depth:
-                alternatives[-1].append((group, None))
-                group = ""
+            alternatives[-1].append((text, count))
+        if not depth and group:
+            alternatives[-1].append((group, None))
+            group = ""
     if depth:
         raise InputError("a '(' has no ')'")
     texts = [_bounded(items, low, high) for items in alternatives]
@@ -107,11 +127,8 @@ def _bounded(items: list[_Item], low: int, high: float) -> str | None:
             if others:
                 raise InputError("no length can be followed beside its repetitions")
             rest = least - times[place][0]
-            least, most = (
-                max(times[place][0], low - rest),
-                min(times[place][1], high - rest),
-            )
-            body[place] = (body[place][0], between(least, most))
+            low, high = max(times[place][0], low - rest), min(most, high) - rest
+            body[place] = (body[place][0], between(low, high))
     return "".join(text + (count or "") for text, count in body)
 
 
