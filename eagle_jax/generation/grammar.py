@@ -95,8 +95,9 @@ def compile_grammar(
         The tables, `None` for any text.
 
     Raises:
-        InputError: If the library refuses it or is not installed, the
-            automaton is too large, or the tokenizer cannot write its texts.
+        InputError: If the library refuses it or is not installed, a schema has a
+            keyword that is not supported, the automaton is too large, or the tokenizer
+            cannot write its texts.
     """
     if given is None:
         return None

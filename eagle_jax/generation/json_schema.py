@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from eagle_jax.errors import InputError, did_you_mean
 from eagle_jax.generation.json_strings import FORMATS, between, string_expression
-from eagle_jax.parsing import parse_json
+from eagle_jax.parsing import MAX_DIGITS, parse_json
 
 MAX_LENGTH = 2**20
 """The largest length of an expression, those of its parts included."""
@@ -114,7 +114,7 @@ def schema_expression(schema: Any) -> str:
 
 def _number(digits: str) -> float:
     value = float(digits)  # To JSON Schema 1.0 is an integer, and equal to 1.
-    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+    return int(value) if value.is_integer() and abs(value) < 10**MAX_DIGITS else value
 
 
 class _Writer:
@@ -142,7 +142,7 @@ class _Writer:
     def _cases(
         self, todo: list[_Part], done: tuple[_Part, ...] = (), is_open: bool = True
     ) -> list[_Case]:
-        self._spend(1)
+        self._spend(16)  # Time is bounded by the same sum.
         if not todo:
             return [_Case(done, is_open)]
         part, *rest = todo
