@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -91,9 +92,10 @@ def read_requests(
         "truncate_prompt_tokens": arguments.truncate_prompt_tokens,
     }
     encoded = [pair.encode(one, chat=arguments.chat, **how) for one in prompts]
+    seeds = [(shared.seed + place * shared.n) % 2**32 for place in range(len(own))]
     settings = [
-        pair.request(**{**given, "seed": shared.seed + place * shared.n} | one)
-        for place, one in enumerate(own)
+        pair.request(**{**given, "seed": seed} | one)
+        for seed, one in zip(seeds, own, strict=True)
     ]
     repeated = zip(prompts, settings, strict=True)
     texts = [prompt for prompt, one in repeated for _ in range(one.n)]
@@ -105,6 +107,8 @@ def _biases(given: list[str]) -> dict[int, float]:
     for one in given:
         try:
             id_, value = one.split("=")
+            if not re.fullmatch("[0-9]+", id_):
+                raise ValueError
             found[int(id_)] = float(value)
         except ValueError:
             raise InputError(f"--logit-bias {one} must be ID=VALUE, as 13=-2") from None

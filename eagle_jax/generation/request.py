@@ -16,6 +16,8 @@ from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.parsing import check_type, read_json
 from eagle_jax.processors import ProcessorConfig
 
+_SEEDS = 2**32
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RequestConfig:
@@ -30,7 +32,8 @@ class RequestConfig:
         top_k: See `SamplingConfig`.
         min_p: See `SamplingConfig`.
         seed: The seed of its draws, of its first sample's if there are several.
-        n: The number of samples; sample `i` draws with `seed + i`.
+        n: The number of samples; sample `i` draws with `seed + i`; after the last seed,
+            `2**32 - 1`, comes 0.
         stop: A string or several; the text ends before the first that it contains. A
             special token is a stop token where texts are written without them.
         include_stop_str_in_output: Whether the string that ended the text stays in it.
@@ -91,7 +94,7 @@ class RequestConfig:
             _require_whole(name, getattr(self, name), least=1)
         for name in ("min_new_tokens", "no_repeat_ngram_size"):
             _require_whole(name, getattr(self, name))
-        _require_whole("seed", self.seed, end=2**32)
+        _require_whole("seed", self.seed, end=_SEEDS)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _require_whole(name, getattr(self, name), least=0)
@@ -179,7 +182,7 @@ def each_sample(
     if isinstance(settings, RequestConfig):
         one = settings
         settings = [
-            dataclasses.replace(one, seed=one.seed + place * one.n)
+            dataclasses.replace(one, seed=(one.seed + place * one.n) % _SEEDS)
             for place in range(len(prompts))
         ]
     if len(settings) != len(prompts):
@@ -188,7 +191,7 @@ def each_sample(
             f"{len(prompts)} prompts"
         )
     return [
-        (ids, dataclasses.replace(one, seed=one.seed + sample))
+        (ids, dataclasses.replace(one, seed=(one.seed + sample) % _SEEDS))
         for ids, one in zip(prompts, settings, strict=True)
         for sample in range(one.n)
     ]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -55,10 +56,13 @@ def _stop_ids(value: Any, name: str) -> list[int]:
 def _biases(value: Any, name: str) -> dict[int, float]:
     if len(_object(value, name)) > _MOST_BIASES:
         raise InputError(f"{name} may hold {_MOST_BIASES} ids")
-    try:
-        return {int(id_): check_type(float, one, name) for id_, one in value.items()}
-    except ValueError as error:
-        raise InputError(f"{name} must map token ids to numbers") from error
+    # Python reads other digits, signs, spaces and underscores as numbers, too.
+    if not all(re.fullmatch("[0-9]{1,10}", id_) for id_ in value):
+        raise InputError(f"{name} must map token ids, in digits, to numbers")
+    found = {int(id_): check_type(float, one, name) for id_, one in value.items()}
+    if len(found) < len(value):
+        raise InputError(f"{name} names a token twice")
+    return found
 
 
 def _object(value: Any, name: str) -> dict[str, Any]:
@@ -314,9 +318,10 @@ def _part(given: Any) -> str:
 def _stream(fields: Mapping[str, Any]) -> dict[str, bool]:
     is_streamed = check_type(bool, fields.get("stream", False), "stream")
     options = _object(fields.get("stream_options", {}), "stream_options")
-    if not options.keys() <= {"include_usage"}:
-        raise InputError("stream_options may hold include_usage alone")
-    with_usage = check_type(bool, options.get("include_usage", False), "include_usage")
+    known = "include_usage", "include_obfuscation"  # The second one pads, for TLS.
+    if not options.keys() <= set(known):
+        raise InputError(f"stream_options may hold {' and '.join(known)} alone")
+    with_usage, _ = (check_type(bool, options.get(x, False), x) for x in known)
     return {"is_streamed": is_streamed, "with_usage": with_usage and is_streamed}
 
 

@@ -20,7 +20,7 @@ from eagle_jax import (
     load_embedded_pair,
     load_pair,
 )
-from eagle_jax.generation.request import RequestConfig
+from eagle_jax.generation.request import RequestConfig, each_sample
 from eagle_jax.generation.results import Generation
 from tests.conftest import Main
 from tests.helpers import refused, settings_of
@@ -541,6 +541,21 @@ def test_the_command_reads_settings_of_flags_lines_and_standard_input(
     (run,) = json.loads(out.read_text())["runs"]
     biased = pair.generate(PROMPT, max_new_tokens=LENGTH, logit_bias={11: -5.0})
     assert run["text"] == biased[0].text
+    assert main(["--prompt", "x", *flags, "--logit-bias", "1_1=-5"]) == 2
+    last = ["--seed", str(2**32 - 1), "--max-new-tokens", "2", "--json", str(out)]
+    assert main(["--prompt", "x", "--prompt", "y", *last]) == 0
+    assert [x["seed"] for x in json.loads(out.read_text())["runs"]] == [2**32 - 1, 0]
+
+
+def test_seeds_of_samples_go_on_with_0_after_the_last(pair: Pair) -> None:
+    last = RequestConfig(n=2, seed=2**32 - 2)
+    seeds = [one.seed for _, one in each_sample([[1]] * 2, last)]
+    assert seeds == [2**32 - 2, 2**32 - 1, 0, 1]
+    settings: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 4}
+    found = pair.generate("x", n=2, seed=2**32 - 1, **settings)
+    alone = [*pair.generate("x", seed=2**32 - 1, **settings)]
+    alone += pair.generate("x", seed=0, **settings)
+    assert [one.token_ids for one in found] == [one.token_ids for one in alone]
 
 
 def test_settings_are_what_they_are_given_as() -> None:

@@ -62,11 +62,16 @@ def refused(found: Any, status: int, *named: str) -> dict[str, Any]:
         ({"prompt": "a", "temperature": -1}, "temperature = -1", "temperature"),
         ({"prompt": "a", "top_p": 1e-50}, "top_p = 1e-50", "top_p"),
         ({"prompt": "a", "seed": -1}, "seed = -1", "seed"),
-        ({"prompt": "a", "seed": 2**32 - 1, "n": 2}, "seed = 4294967296", "seed"),
+        ({"prompt": "a", "seed": 2**32, "n": 2}, "seed = 4294967296", "seed"),
         ({"prompt": "a", "stop": 3}, "stop must be a string", "stop"),
         ({"prompt": "a", "stop": ""}, "strings that are not empty", "stop"),
         ({"prompt": "a", "ignore_eos": "no"}, "must be bool", "ignore_eos"),
         ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias must map", "logit_bias"),
+        *(
+            ({"prompt": "a", "logit_bias": {key: 1}}, "in digits", "logit_bias")
+            for key in ("+1", "1_0", " 1", "1.0", "-1", "", "\u0661", "9" * 5000)
+        ),
+        ({"prompt": "a", "logit_bias": {"7": 1, "07": 2}}, "twice", "logit_bias"),
         ({"prompt": "a", "logit_bias": {"300": 1}}, "logit_bias|300", None),
         (
             {"prompt": "a", "stop_token_ids": [2**31]},
@@ -96,8 +101,13 @@ def refused(found: Any, status: int, *named: str) -> dict[str, Any]:
         ({"prompt": "a", "stream": "yes"}, "must be bool", "stream"),
         (
             {"prompt": "a", "stream_options": {"x": 1}},
-            "include_usage",
+            "include_usage and include_obfuscation alone",
             "stream_options",
+        ),
+        (
+            {"prompt": "a", "stream_options": {"include_obfuscation": 1}},
+            "include_obfuscation",
+            None,
         ),
         ({"messages": []}, "messages must be a list", "messages"),
         *(

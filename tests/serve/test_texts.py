@@ -126,7 +126,10 @@ def test_a_seed_that_is_not_given_is_drawn(client: TestClient) -> None:
 
 def test_a_stream_tells_its_usage_if_it_is_asked_to(client: TestClient) -> None:
     *pieces, last = events(
-        client, prompt="a", max_tokens=5, stream_options={"include_usage": True}
+        client,
+        prompt="a",
+        max_tokens=5,
+        stream_options={"include_usage": True, "include_obfuscation": False},
     )
     assert last["choices"] == [] and last["usage"]["completion_tokens"] == 5
     assert all(one["usage"] is None for one in pieces)
