@@ -35,8 +35,10 @@ MAX_BYTES = 256 * 2**20
 
 _MAX_SECONDS = 30
 _MAX_MEMORY = 2**30
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BYTE = 256
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""What vocabularies of sentencepiece's kind call a byte."""
 
 # A process of its own: the library has no limit, and hears no Ctrl-C. And a byte that
 # ends every text: of an expression that could end earlier, the library loses texts that
@@ -140,7 +142,7 @@ def token_bytes(tokenizer: Any, vocab_size: int) -> list[bytes | None]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decoder = (json.loads(backend.to_str())["decoder"] if backend else None) or {}
     kinds = {part.get("type") for part in decoder.get("decoders", [decoder])}
-    alphabet = _byte_alphabet() if "ByteLevel" in kinds else None
+    alphabet = byte_alphabet() if "ByteLevel" in kinds else None
     if alphabet is None and not kinds & {"ByteFallback", "Metaspace"}:
         raise InputError(
             "`regex` and `json_schema` need the bytes of every token, but this "
@@ -152,7 +154,7 @@ def token_bytes(tokenizer: Any, vocab_size: int) -> list[bytes | None]:
         if alphabet is not None:
             known = [alphabet[one] for one in token if one in alphabet]
             return bytes(known) if len(known) == len(token) else None
-        if (found := _BYTE_TOKEN.fullmatch(token)) and "ByteFallback" in kinds:
+        if (found := BYTE_TOKEN.fullmatch(token)) and "ByteFallback" in kinds:
             return bytes([int(found[1], 16)])
         return token.replace("\u2581", " ").encode()
 
@@ -168,7 +170,7 @@ def token_bytes(tokenizer: Any, vocab_size: int) -> list[bytes | None]:
     return written[:vocab_size]
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """Returns the byte of each character in byte-level vocabularies (GPT-2)."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in shown]

@@ -9,7 +9,7 @@ import numpy as np
 from eagle_jax.errors import InputError
 from eagle_jax.generation.tokenizer import apply_chat_template
 
-_INCOMPLETE = "\ufffd"
+INCOMPLETE = "\ufffd"
 
 
 def encode(
@@ -124,8 +124,8 @@ def continuation(
         skip_special_tokens: Whether special tokens are left out.
     """
     skip = skip_special_tokens
-    whole = _decode(tokenizer, prompt + generated, skip)
-    return whole[_cut(_decode(tokenizer, prompt, skip), whole) :]
+    whole = decode(tokenizer, prompt + generated, skip)
+    return whole[_cut(decode(tokenizer, prompt, skip), whole) :]
 
 
 class TextStream:
@@ -138,7 +138,7 @@ class TextStream:
         self._tokenizer = tokenizer
         self._prompt = prompt
         self._skips = skip_special_tokens
-        self._prompt_text = _decode(tokenizer, prompt, skip_special_tokens)
+        self._prompt_text = decode(tokenizer, prompt, skip_special_tokens)
         # Decoding begins at `_start`, and `_shown` counts characters from there. What
         # follows `_next_start`, a later place, does not depend on what precedes it.
         self._start = self._next_start = self._shown = 0
@@ -159,7 +159,7 @@ class TextStream:
             worst = self._text(self._start, generated + self._wrong_byte)
             same = itertools.takewhile(
                 lambda pair: pair[0] == pair[1],
-                zip(text.rstrip(_INCOMPLETE), worst, strict=False),
+                zip(text.rstrip(INCOMPLETE), worst, strict=False),
             )
             certain = "".join(character for character, _ in same)
         if self._start == 0:
@@ -175,18 +175,19 @@ class TextStream:
     def _text(self, start: int, generated: list[int]) -> str:
         begin = max(0, start - len(self._prompt))
         ids = self._prompt[start:] + generated[begin:]
-        return _decode(self._tokenizer, ids, self._skips)
+        return decode(self._tokenizer, ids, self._skips)
 
 
 def _cut(prompt: str, whole: str) -> int:
     """Returns where a prompt's text ends in the whole, which may end its last bytes."""
-    end = len(prompt.rstrip(_INCOMPLETE))
-    while end < len(prompt) and whole[end : end + 1] == _INCOMPLETE:
+    end = len(prompt.rstrip(INCOMPLETE))
+    while end < len(prompt) and whole[end : end + 1] == INCOMPLETE:
         end += 1
     return end
 
 
-def _decode(tokenizer: Any, ids: list[int], skip_special_tokens: bool = True) -> str:
+def decode(tokenizer: Any, ids: list[int], skip_special_tokens: bool = True) -> str:
+    """Returns the text of token ids, as the tokenizer's decoder writes it."""
     return tokenizer.decode(
         ids,
         skip_special_tokens=skip_special_tokens,

@@ -3,10 +3,11 @@
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from eagle_jax.generation.results import Generation, Piece, TokenLogprob
+from eagle_jax.generation.spelling import Spelling
 from eagle_jax.serve.errors import error_body
 from eagle_jax.serve.requests import TextRequest
 
@@ -32,6 +33,11 @@ class Answer:
             "id": f"{self.prefix}-{secrets.token_hex(16)}",
             "created": int(time.time()),
             "model": model,
+        }
+        self._spellings = {
+            number: Spelling(request.tokenizer, ids, skips=one.skip_special_tokens)
+            for number, (ids, one) in enumerate(request.asked)
+            if one.logprobs is not None
         }
 
     def whole(self, generations: Sequence[Generation]) -> dict[str, Any]:
@@ -79,8 +85,8 @@ class Answer:
         """Returns a choice without its text."""
         told = None
         if found is not None:
-            tokenizer, is_chat = self._request.tokenizer, self.prefix == "chatcmpl"
-            told = logprobs(found, tokenizer, is_chat=is_chat)
+            is_chat = self.prefix == "chatcmpl"
+            told = logprobs(found, self._spellings[index], is_chat=is_chat)
         reason = _FINISH_REASONS.get(reason or "", reason)
         return {"index": index, "logprobs": told, "finish_reason": reason}
 
@@ -130,32 +136,51 @@ class ChatAnswer(Answer):
 
 
 def logprobs(
-    found: Sequence[TokenLogprob], tokenizer: Any, *, is_chat: bool
+    found: Sequence[TokenLogprob], spelling: Spelling, *, is_chat: bool
 ) -> dict[str, Any]:
     """Returns the log-probabilities of a text's tokens, as a choice holds them.
 
     Args:
         found: Those of each token.
-        tokenizer: A `transformers` tokenizer.
+        spelling: The text before them, which goes on after them.
         is_chat: Whether it is the choice of a chat.
     """
-
-    def told(id_: int, value: float) -> dict[str, Any]:
-        text = tokenizer.decode([id_])
-        return {"token": text, "logprob": value, "bytes": [*text.encode()]}
-
-    own = [told(one.token_id, one.logprob) for one in found]
-    top = [[told(*pair) for pair in one.top.items()] for one in found]
+    own, best, places = list[Any](), list[list[Any]](), list[int]()
+    for one in found:
+        others = [(spelling.bytes_of(id_), value) for id_, value in one.top.items()]
+        new, place = spelling.add(one.token_id)
+        own.append(_told(new, one.logprob))
+        best.append([_told(*other) for other in others])
+        places.append(place)
     if is_chat:
-        both = zip(own, top, strict=True)
-        return {"content": [one | {"top_logprobs": best} for one, best in both]}
-    ends = [len(one["token"]) for one in own]
+        both = zip(own, best, strict=True)
+        return {"content": [one | {"top_logprobs": top} for one, top in both]}
     return {
         "tokens": [one["token"] for one in own],
         "token_logprobs": [one["logprob"] for one in own],
-        "top_logprobs": [{x["token"]: x["logprob"] for x in best} for best in top],
-        "text_offset": [sum(ends[:place]) for place in range(len(ends))],
+        "top_logprobs": [
+            _by_text(one.top, top) for one, top in zip(found, best, strict=True)
+        ],
+        "text_offset": places,
     }
+
+
+def _told(new: bytes, value: float) -> dict[str, Any]:
+    """Returns a token and its log-probability; part of a character as OpenAI does."""
+    try:
+        text = new.decode()
+    except UnicodeDecodeError:
+        text = "bytes:" + new.decode(errors="backslashreplace")
+    return {"token": text, "logprob": value, "bytes": [*new]}
+
+
+def _by_text(ids: Iterable[int], told: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """Returns values by text; less likely tokens of one text go by their number."""
+    found: dict[str, float] = {}
+    for id_, one in zip(ids, told, strict=True):
+        text = one["token"]
+        found[f"token_id:{id_}" if text in found else text] = one["logprob"]
+    return found
 
 
 def _event(told: dict[str, Any]) -> str:

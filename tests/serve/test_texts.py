@@ -8,6 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from eagle_jax import Pair, TokenLogprob
+from eagle_jax.generation.spelling import Spelling
 from eagle_jax.serve.answers import logprobs
 from eagle_jax.serve.engine import Engine
 
@@ -190,18 +191,60 @@ def counts(client: TestClient) -> dict[str, float]:
 
 
 def test_log_probabilities_are_told_in_both_forms(pair: Pair) -> None:
-    ids = pair.tokenizer("the é", add_special_tokens=False).input_ids
+    ids = pair.tokenizer("the é!", add_special_tokens=False).input_ids
     found = [
         TokenLogprob(token_id=id_, logprob=-1.0, top={id_: -1.0, 65: -2.0})
         for id_ in ids
     ]
-    plain = logprobs(found, pair.tokenizer, is_chat=False)
-    assert plain["tokens"][:3] == ["th", "e", " "]
-    assert plain["text_offset"][:3] == [0, 2, 3]
-    assert plain["top_logprobs"][0] == {"th": -1.0, pair.tokenizer.decode([65]): -2.0}
-    chat = logprobs(found, pair.tokenizer, is_chat=True)["content"]
+
+    def told(is_chat: bool) -> Any:
+        return logprobs(found, Spelling(pair.tokenizer, [298]), is_chat=is_chat)
+
+    plain, chat = told(False), told(True)["content"]
+    parts = ["bytes:\\xc3", "bytes:\\xa9"]
+    assert plain["tokens"] == ["th", "e", " ", *parts, "!"]
+    assert plain["text_offset"] == [0, 2, 3, 4, 4, 5]
+    other = pair.tokenizer.decode([65])
+    assert plain["top_logprobs"][0] == {"th": -1.0, other: -2.0}
     assert [one["logprob"] for one in chat] == plain["token_logprobs"]
-    assert bytes(chat[0]["bytes"]) == b"th" and len(chat[0]["top_logprobs"]) == 2
+    assert b"".join(bytes(one["bytes"]) for one in chat).decode() == "the é!"
+    assert all(len(one["top_logprobs"]) == 2 for one in chat)
+
+
+def test_tokens_of_one_text_keep_their_values(pair: Pair) -> None:
+    top = {298: -0.5, 299: -1.0, 65: -2.0}  # Special ones add nothing.
+    found = [TokenLogprob(token_id=299, logprob=-1.0, top=top)]
+
+    def told(is_chat: bool) -> Any:
+        return logprobs(found, Spelling(pair.tokenizer, [298]), is_chat=is_chat)
+
+    (plain,) = told(False)["top_logprobs"]
+    assert plain == {"": -0.5, "token_id:299": -1.0, pair.tokenizer.decode([65]): -2.0}
+    (chat,) = told(True)["content"]
+    assert [one["logprob"] for one in chat["top_logprobs"]] == [-0.5, -1.0, -2.0]
+
+
+def test_tokens_of_log_probabilities_are_the_text_whole_and_streamed(
+    client: TestClient, pair: Pair
+) -> None:
+    body = {"prompt": "the theory", "max_tokens": 30, "logprobs": 3}
+    body |= {"temperature": 2.0, "seed": 1}
+    (choice,) = ask(client, **body)["choices"]
+    parts = [one["choices"][0]["logprobs"] for one in events(client, **body)]
+    for name in ("tokens", "text_offset"):
+        streamed = [x for part in parts if part for x in part[name]]
+        assert streamed == choice["logprobs"][name]
+    places = choice["logprobs"]["text_offset"]
+    for text, place in zip(choice["logprobs"]["tokens"], places, strict=True):
+        if not text.startswith("bytes:"):
+            assert choice["text"][place:].startswith(text)
+    assert places == sorted(places) and len({*places}) > 10
+    assert all(len(one) == 3 for one in choice["logprobs"]["top_logprobs"])
+    chat = {"messages": MESSAGES, "max_tokens": 30, "logprobs": True}
+    (choice,) = ask(client, CHAT, **chat, top_logprobs=3, stop="e")["choices"]
+    content = choice["logprobs"]["content"]
+    whole = b"".join(bytes(one["bytes"]) for one in content)
+    assert whole.decode(errors="replace").startswith(choice["message"]["content"])
 
 
 def test_log_probabilities_are_those_of_generate(
