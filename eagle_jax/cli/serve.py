@@ -8,9 +8,9 @@ Without a target the embedded pair writes Python. Clients on other machines need
 """
 
 import argparse
+import dataclasses
 import os
 import sys
-import time
 from pathlib import Path
 
 from eagle_jax import assets
@@ -55,6 +55,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--max-body", type=int, default=4 * 2**20, help="bytes of a request")
     grace = "seconds that texts are given to end after SIGTERM or Ctrl-C"
     add("--grace", type=float, default=30.0, help=grace)
+    log = "tell each request in a line: status, tokens read and made, seconds"
+    add("--log-requests", action="store_true", help=log)
     add("--mesh", metavar="SIZES", help="use all devices, such as data=2,tensor=4")
     add(
         "--generation-config",
@@ -88,25 +90,24 @@ def _serve(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     pair = open_named(arguments, config, mesh)
     has_key = arguments.api_key is not None
     with listen(arguments.host, arguments.port, has_key=has_key) as listening:
-        say(f"loading {arguments.target}")
+        name = arguments.served_model_name or Path(arguments.target).name
+        settings = ServeConfig(
+            model=name, api_key=arguments.api_key, max_body=arguments.max_body
+        )
+        if arguments.log_requests:
+            settings = dataclasses.replace(settings, log=say)
+        host, port = listening.getsockname()[:2]
+        host = f"[{host}]" if ":" in host else host
+        address = f"http://{host}:{port}"
         engine = Engine(
             pair,
             batch_size=config.decoding.batch_size,
             max_waiting=arguments.max_waiting,
             max_length=config.decoding.max_length,
             report=say,
+            when_ready=lambda: say(f"serving {name} at {address}/v1"),
         )
-        say("compiling")
-        started = time.monotonic()
-        engine.warm_up()
-        say(f"compiled in {time.monotonic() - started:.1f} s")
-        name = arguments.served_model_name or Path(arguments.target).name
-        settings = ServeConfig(
-            model=name, api_key=arguments.api_key, max_body=arguments.max_body
-        )
-        host, port = listening.getsockname()[:2]
-        host = f"[{host}]" if ":" in host else host
-        say(f"serving {name} at http://{host}:{port}/v1")
+        say(f"loading {arguments.target}; {address}/health tells when it is ready")
         app = make_app(engine, settings)
         has_ended = serve(app, engine, listening, grace=arguments.grace)
     say("ended")

@@ -236,6 +236,15 @@ def generate(
         InputError: If a running row has no room for a round, or there are no rounds.
     """
     before, rounds_before = state.lengths, state.num_rounds
+    state = run_rounds(decoder, params, state, rounds=rounds)
+    width = rounds * (decoder.depth + 1)
+    return state, _added(state, before, rounds_before, width, rounds)
+
+
+def run_rounds(
+    decoder: Decoder, params: Params, state: DecodeState, *, rounds: int
+) -> DecodeState:
+    """Returns the new state of `generate` alone, for a reader of whole states."""
     running = state.is_running
 
     def cond(carry: tuple[jax.Array, DecodeState]) -> jax.Array:
@@ -248,9 +257,7 @@ def generate(
         done, state = carry
         return done + 1, speculative.decode_round(decoder, params, state)[0]
 
-    _, state = jax.lax.while_loop(cond, body, (jnp.int32(0), state))
-    width = rounds * (decoder.depth + 1)
-    return state, _added(state, before, rounds_before, width, rounds)
+    return jax.lax.while_loop(cond, body, (jnp.int32(0), state))[1]
 
 
 @checked_by(check_free)

@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias, Unpack
 import jax
 import numpy as np
 
-from eagle_jax.automaton import AutomatonParams
 from eagle_jax.checkpoints import check_max_length
 from eagle_jax.config import DecodingConfig, require
 from eagle_jax.decoding.growth import capacity_ends
@@ -37,7 +36,7 @@ from eagle_jax.generation.request import (
 from eagle_jax.generation.results import Generation, Piece, Pieces
 from eagle_jax.generation.runner import Runner
 from eagle_jax.generation.scheduler import Scheduler
-from eagle_jax.generation.shared import Shared
+from eagle_jax.generation.shared import Grammar, Shared
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import PairSharding
 
@@ -364,15 +363,16 @@ class Pair:
                 parts * samples * min(bucket_rows(-(-each // samples)), most // samples)
             )
         source.check_memory(batch_size=rows, max_length=max_length)
-        tables = self._tables(asked[0][1].grammar)
+        grammar = self.compile(Grammar.of(asked[0][1]))
+        shared = Shared.of([one for _, one in asked], self.loaded)
         return Runner(
-            pair=with_automaton(self.loaded, tables),
+            pair=with_automaton(self.loaded, grammar and grammar.tables),
             drafter=source.make_drafter(config.tree, config.sampling.rule),
             config=config,
             max_length=max_length,
             prompt_bucket=bucket_length(max(len(ids) for ids, _ in asked)),
             batch_size=rows,
-            shared=Shared.of([one for _, one in asked], self.loaded),
+            shared=dataclasses.replace(shared, grammar=grammar),
         )
 
     def scheduler(
@@ -408,24 +408,31 @@ class Pair:
 
         def change(shared: Shared) -> Runner:
             heat = float(shared.is_sampled)
-            tables = self._tables(shared.grammar)
+            grammar = self.compile(shared.grammar)
             config = of_call(first.config, heat, acceptance=acceptance)
             rule = config.sampling.rule
             return dataclasses.replace(
                 first,
-                pair=with_automaton(self.loaded, tables),
+                pair=with_automaton(self.loaded, grammar and grammar.tables),
                 drafter=self.source.make_drafter(config.tree, rule),
                 config=config,
-                shared=shared,
+                shared=dataclasses.replace(shared, grammar=grammar),
             )
 
         return Scheduler(first, change)
 
-    def _tables(self, given: str | None) -> AutomatonParams | None:
+    def compile(self, grammar: Grammar | None) -> Grammar | None:
+        """Returns a constraint with its tables, for `Scheduler.add`.
+
+        Raises:
+            InputError: If it cannot be used.
+        """
+        if grammar is None or grammar.tables is not None:
+            return grammar
         source = self.source
-        return compile_grammar(
-            self.tokenizer, source.stop_tokens, source.config.vocab_size, given
-        )
+        given = source.stop_tokens, source.config.vocab_size, grammar.given
+        tables = compile_grammar(self.tokenizer, *given)
+        return dataclasses.replace(grammar, tables=tables)
 
 
 def _longest_text(

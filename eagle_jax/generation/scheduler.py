@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from eagle_jax.decoding import slots
+from eagle_jax.decoding import chunked_prefill, slots
 from eagle_jax.decoding.chunked_prefill import PrefillState
 from eagle_jax.decoding.growth import bucket_sizes
 from eagle_jax.decoding.requests import Requests, bucket_length, check_request
@@ -21,7 +21,7 @@ from eagle_jax.generation.request import RequestConfig
 from eagle_jax.generation.rows import Row, read_rows
 from eagle_jax.generation.runner import Runner
 from eagle_jax.generation.served import Served
-from eagle_jax.generation.shared import Shared
+from eagle_jax.generation.shared import Grammar, Shared
 from eagle_jax.generation.stopping import StoppingText
 from eagle_jax.prefill import PREFILL_CHUNK
 
@@ -97,6 +97,7 @@ class Scheduler:
         *,
         priority: int = 0,
         is_streamed: bool = False,
+        grammar: Grammar | None = None,
     ) -> None:
         """Puts a prompt into the queue.
 
@@ -107,6 +108,8 @@ class Scheduler:
                 for the runner's.
             priority: Those with a lower one are read before; among equals the first.
             is_streamed: Whether every step returns the text as far as it goes.
+            grammar: What `Pair.compile` made of the settings' constraint; without it,
+                a new constraint is compiled here, which takes seconds.
 
         Raises:
             InputError: If the prompt or a setting cannot be used here.
@@ -123,14 +126,18 @@ class Scheduler:
             max_length=self._runner.max_length,
             vocab_size=vocab_size,
         )
-        needs = Shared.of([settings], pair)
+        needs, own = Shared.of([settings], pair), self._runner.needs.grammar
+        if grammar is not None:
+            needs = dataclasses.replace(needs, grammar=grammar)
         if self._change is None and not self._runner.needs.fits(needs):
             raise InputError(
                 "the request asks for what the runner was not made for: give it "
                 "`shared`, or the scheduler `change`"
             )
-        if self._change is not None and needs.grammar != self._runner.needs.grammar:
-            self._change(needs)  # Refuses here what would break a step.
+        if needs.grammar == own:
+            needs = dataclasses.replace(needs, grammar=own)
+        elif self._change is not None:  # Refuses here what would break a step.
+            needs = self._change(needs).needs
         text = Served(
             key=key,
             row=Row.begin(prompt_ids),
@@ -199,6 +206,7 @@ class Scheduler:
                 text.settings,
                 priority=text.priority,
                 is_streamed=text.is_streamed,
+                grammar=text.needs and text.needs.grammar,
             )
 
     @property
@@ -348,7 +356,9 @@ class Scheduler:
         started = runner.clock()
         # Together are the prompts of a mesh's parts, or samples of one.
         repeats = {} if self._num_together > 1 else {"num_samples": len(texts)}
-        begun, _ = runner.call(slots.prefill, requests, num_slots=num_slots, **repeats)
+        begun = runner.call(
+            chunked_prefill.prefill, requests, num_slots=num_slots, **repeats
+        )
         jax.block_until_ready(begun)
         for text in texts:
             text.prefill_seconds += (runner.clock() - started) / len(texts)
@@ -405,7 +415,7 @@ class Scheduler:
         if reading.num_left:
             return
         prefix, num_slots = reading.prefix, reading.num_slots
-        begun, _ = runner.call(slots.finish_prefill, prefix, num_slots=num_slots)
+        begun = runner.call(chunked_prefill.finish_prefill, prefix, num_slots=num_slots)
         # The running rows may have outgrown the size that it began with.
         if num_slots < (now := self._ensure_slots(0)):
             begun = runner.grow(begun, now)
@@ -439,7 +449,7 @@ class Scheduler:
         is_streamed = any(text.is_streamed for text in running.values())
         rounds = ROUNDS if is_filled and not is_streamed else 1
         started = runner.clock()
-        self._state, _ = runner.call(slots.generate, self._state, rounds=rounds)
+        self._state = runner.call(slots.run_rounds, self._state, rounds=rounds)
         jax.block_until_ready(self._state)
         self._look(running)
         share = (runner.clock() - started) / len(running)

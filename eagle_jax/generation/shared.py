@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+from eagle_jax.automaton import AutomatonParams
 from eagle_jax.config import require
 from eagle_jax.decoding.logprobs import LogprobsConfig
 from eagle_jax.generation.request import LogprobsMode, RequestConfig
@@ -11,11 +12,32 @@ from eagle_jax.processors import ProcessorConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Grammar:
+    """A constraint; two that were given the same are equal.
+
+    Attributes:
+        given: See `RequestConfig.grammar`.
+        tables: Its automaton's, once it is compiled.
+    """
+
+    given: str
+    tables: AutomatonParams | None = dataclasses.field(
+        default=None, compare=False, repr=False
+    )
+
+    @classmethod
+    def of(cls, settings: RequestConfig) -> "Grammar | None":
+        """Returns a request's constraint, not compiled; `None` for none."""
+        given = settings.grammar
+        return None if given is None else cls(given=given)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Shared:
     """The kinds and sizes of all that the requests of a batch may ask for.
 
     Attributes:
-        grammar: The constraint, see `RequestConfig.grammar`.
+        grammar: The constraint; `None` for none.
         is_sampled: Whether a temperature may be above 0.
         num_stops: The most stop tokens.
         room: The kinds and sizes of processors, see `make_requests`.
@@ -25,7 +47,7 @@ class Shared:
         logprobs_mode: See `LogprobsConfig`.
     """
 
-    grammar: str | None = None
+    grammar: Grammar | None = None
     is_sampled: bool = False
     num_stops: int = 0
     room: ProcessorConfig = dataclasses.field(default_factory=ProcessorConfig)
@@ -49,7 +71,7 @@ class Shared:
             asked = one.processors(pair.tokenizer)
             asked.check_vocabulary(pair.target.config.vocab_size)
             needs = cls(
-                grammar=one.grammar,
+                grammar=Grammar.of(one),
                 is_sampled=one.temperature > 0,
                 num_stops=len(one.stops(pair.tokenizer, pair.stop_tokens)),
                 room=_room(asked),

@@ -6,7 +6,7 @@ import dataclasses
 import hmac
 import ipaddress
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -15,15 +15,15 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from eagle_jax.errors import InputError
-from eagle_jax.generation.grammar import compile_grammar
+from eagle_jax.errors import InputError, one_line
 from eagle_jax.generation.results import Piece
+from eagle_jax.generation.shared import Grammar
 from eagle_jax.serve.answers import Answer, ChatAnswer
 from eagle_jax.serve.calls import Call
 from eagle_jax.serve.engine import Engine
-from eagle_jax.serve.errors import ServeError, error_response, no_model
+from eagle_jax.serve.errors import UNAVAILABLE, ServeError, error_response, no_model
 from eagle_jax.serve.requests import Reader, TextRequest
 
 _BODY_SECONDS = 30
@@ -40,11 +40,13 @@ class ServeConfig:
         model: The name that the pair is served under.
         api_key: What clients must know; `None` where they are on this machine.
         max_body: The most bytes of a request.
+        log: What is told each request in a line, once its answer has ended.
     """
 
     model: str
     api_key: str | None = dataclasses.field(default=None, repr=False)
     max_body: int = 4 * 2**20
+    log: Callable[[str], None] = lambda line: None
 
 
 def make_app(engine: Engine, config: ServeConfig) -> Starlette:
@@ -60,9 +62,10 @@ def make_app(engine: Engine, config: ServeConfig) -> Starlette:
     lock = asyncio.Lock()
 
     async def health(request: Request) -> JSONResponse:
-        is_alive = engine.is_alive
-        told = {"status": "ok" if is_alive else "unavailable"}
-        return JSONResponse(told, 200 if is_alive else 503)
+        if engine.is_alive:
+            return JSONResponse({"status": "ok"})
+        told = "unavailable" if engine.is_ready else "compiling"
+        return JSONResponse({"status": told}, 503, UNAVAILABLE)
 
     async def metrics(request: Request) -> PlainTextResponse:
         counts = {"waiting": engine.num_waiting, "running": engine.num_running}
@@ -82,7 +85,8 @@ def make_app(engine: Engine, config: ServeConfig) -> Starlette:
         engine.start()
         yield
         engine.close()
-        await asyncio.to_thread(engine.join, _CLOSE_SECONDS)
+        # Nothing ends what is being compiled.
+        await asyncio.to_thread(engine.join, _CLOSE_SECONDS * engine.is_ready)
 
     return Starlette(
         routes=[
@@ -99,7 +103,10 @@ def make_app(engine: Engine, config: ServeConfig) -> Starlette:
             Route("/health", health),
             Route("/metrics", metrics),
         ],
-        middleware=[Middleware(_Guard, api_key=config.api_key)],
+        middleware=[
+            Middleware(_Log, tell=config.log),
+            Middleware(_Guard, api_key=config.api_key),
+        ],
         exception_handlers={
             InputError: _answer_error,
             HTTPException: _answer_http_error,
@@ -123,11 +130,13 @@ class _Texts:
         """Answers a request; whatever ends it, its texts end with it."""
         request = Request(scope, receive)
         with Call(self.engine) as call:
+            scope["tokens"] = call.tokens
             body = await _read_body(request, self.max_body)
             read = self.reader.read
             asked = await asyncio.to_thread(read, body, is_chat=self.is_chat)
-            await self._compile(asked)
-            call.ask(asked.asked, is_streamed=asked.is_streamed)
+            call.tokens[0] = asked.num_prompt_tokens
+            grammar = await self._compile(asked)
+            call.ask(asked.asked, grammar, is_streamed=asked.is_streamed)
             kind = ChatAnswer if self.is_chat else Answer
             answer, pieces = kind(asked, self.reader.model), call.pieces()
             if not asked.is_streamed:
@@ -146,15 +155,41 @@ class _Texts:
                 )
                 await response(scope, receive, send)
 
-    async def _compile(self, asked: TextRequest) -> None:
-        """Compiles a constraint, one at a time, before the scheduler asks for it."""
-        grammar = asked.asked[0][1].grammar
-        if grammar is not None:
-            source = self.engine.pair.source
-            vocab_size = source.config.vocab_size
-            given = source.tokenizer, source.stop_tokens, vocab_size, grammar
-            async with self.lock:
-                await asyncio.to_thread(compile_grammar, *given)
+    async def _compile(self, asked: TextRequest) -> Grammar | None:
+        """Compiles a constraint, one at a time; the engine's thread never does."""
+        grammar = Grammar.of(asked.asked[0][1])
+        if grammar is None:
+            return None
+        async with self.lock:
+            return await asyncio.to_thread(self.engine.pair.compile, grammar)
+
+
+class _Log:
+    """Tells each request in a line, whatever became of it."""
+
+    def __init__(self, app: ASGIApp, tell: Callable[[str], None]) -> None:
+        self._app, self._tell = app, tell
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes a request on."""
+        # So nginx says of a client that hung up before it was answered.
+        started, status = time.monotonic(), 499
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        except Exception:
+            status = 500
+            raise
+        finally:
+            read, made, took = *scope.get("tokens", (0, 0)), time.monotonic() - started
+            told = f"{status}, {read} + {made} tokens, {took:.2f} s"
+            if scope["type"] == "http":
+                self._tell(one_line(f"{scope['method']} {scope['path']} {told}"))
 
 
 class _Guard:

@@ -11,6 +11,7 @@ from typing import Any
 from eagle_jax.errors import InputError
 from eagle_jax.generation.request import Asked
 from eagle_jax.generation.results import Piece, Pieces
+from eagle_jax.generation.shared import Grammar
 from eagle_jax.serve.engine import Engine, Text
 from eagle_jax.serve.errors import ServeError
 
@@ -22,6 +23,7 @@ class Call:
 
     Attributes:
         num_left: The texts that have not ended.
+        tokens: How many the prompts have, and how many of the texts have arrived.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -30,7 +32,7 @@ class Call:
         Raises:
             ServeError: If too many texts are under way, or the server shuts down.
         """
-        self.num_left = 0
+        self.num_left, self.tokens = 0, [0, 0]
         self._engine = engine
         self._texts: list[Text] = []
         self._arrived = asyncio.Queue[Piece | Exception]()
@@ -60,8 +62,10 @@ class Call:
             outcome = "failed"
         self._engine.metrics.count_request(outcome)
 
-    def ask(self, asked: Sequence[Asked], *, is_streamed: bool) -> None:
-        """Orders the texts.
+    def ask(
+        self, asked: Sequence[Asked], grammar: Grammar | None, *, is_streamed: bool
+    ) -> None:
+        """Orders the texts, whose constraint is compiled.
 
         Raises:
             ServeError: If too many are under way.
@@ -71,7 +75,7 @@ class Call:
         for index, one in enumerate(asked):
             pieces = Pieces(self._engine.pair.tokenizer) if is_streamed else None
             deliver = functools.partial(self._deliver, index)
-            text = Text(asked=one, deliver=deliver, pieces=pieces)
+            text = Text(asked=one, grammar=grammar, deliver=deliver, pieces=pieces)
             self._texts.append(text)
             self._engine.add(text)
 
@@ -93,6 +97,8 @@ class Call:
         engine = self._engine
         if engine.is_draining:
             raise ServeError("the server shuts down", 503)
+        if not engine.is_ready:
+            raise ServeError("the server compiles its programs; ask again later", 503)
         if engine.num_claimed + more > engine.max_texts:
             raise ServeError(
                 f"{engine.num_claimed} texts are under way, of {engine.max_texts} at "
@@ -113,6 +119,7 @@ class Call:
         self._arrived.put_nowait(piece)
         if isinstance(piece, Exception):
             return
+        self.tokens[1] += len(piece.token_ids)
         metrics, text = self._engine.metrics, self._texts[piece.index]
         if text.pieces is not None and not text.has_begun:
             text.has_begun = True

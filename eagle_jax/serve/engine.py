@@ -5,13 +5,16 @@ import dataclasses
 import functools
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from eagle_jax.errors import first_line, one_line
 from eagle_jax.generation.pair import Pair
 from eagle_jax.generation.request import Asked
 from eagle_jax.generation.results import Generation, Piece, Pieces
+from eagle_jax.generation.scheduler import Scheduler
 from eagle_jax.generation.served import Served
+from eagle_jax.generation.shared import Grammar
 from eagle_jax.serve.errors import ServeError, failure
 from eagle_jax.serve.metrics import Metrics
 
@@ -25,6 +28,7 @@ class Text:
 
     Attributes:
         asked: Its prompt and its settings.
+        grammar: Their constraint, compiled.
         deliver: What takes its pieces, and an error instead of the last one.
         pieces: What tells its pieces apart; `None` if it is wanted as a whole.
         has_begun: Whether a piece has arrived.
@@ -32,6 +36,7 @@ class Text:
     """
 
     asked: Asked
+    grammar: Grammar | None
     deliver: Callable[[Piece | Exception], None]
     pieces: Pieces | None
     has_begun: bool = False
@@ -49,6 +54,8 @@ class Engine:
         max_length: The most tokens of a prompt and its text together.
         max_texts: The most texts under way, those that wait included.
         metrics: What is counted.
+        is_ready: Whether what it writes with is loaded and compiled.
+        error: What the thread died of.
         num_claimed: The texts under way, and the requests being read.
         is_draining: Whether new requests are refused.
         is_closed: Whether the thread was told to end.
@@ -62,8 +69,9 @@ class Engine:
         max_waiting: int,
         max_length: int | None = None,
         report: Callable[[str], None] = lambda line: None,
+        when_ready: Callable[[], None] | None = None,
     ) -> None:
-        """Makes the scheduler; `start` starts the thread.
+        """Reads nothing yet.
 
         Args:
             pair: The pair that writes.
@@ -71,35 +79,38 @@ class Engine:
             max_waiting: The texts that may wait beside them.
             max_length: The most tokens of a prompt and its text together; `None` for
                 the target's positions.
-            report: What is told of steps that broke.
+            report: What is told of steps that broke, and of compiling.
+            when_ready: What is called once the thread has loaded the pair and compiled
+                what short requests need; `None` loads in `start` and compiles later.
         """
         self.pair = pair
         self.max_length = max_length or pair.source.config.max_positions
         self.max_texts = batch_size + max_waiting
         self.metrics = Metrics()
+        self.is_ready = when_ready is None
+        self.error: Exception | None = None
         self.num_claimed = 0
         self.is_draining = False
         self.is_closed = False
         self._report = report
-        self._scheduler = pair.scheduler(
-            batch_size=batch_size,
-            max_length=self.max_length,
-            acceptance=pair.config.sampling.acceptance,
-        )
+        self._when_ready = when_ready
+        self._batch_size = batch_size
         self._inbox = queue.SimpleQueue[Callable[[], None]]()
         self._texts: set[Text] = set()
         self._thread = threading.Thread(target=self._run, daemon=True, name="engine")
 
-    def warm_up(self) -> None:
-        """Compiles what short requests need; only before `start`."""
-        short = dataclasses.replace(self.pair.request(), max_new_tokens=2, n=1)
-        for is_streamed in (False, True):
-            self._scheduler.add("warm-up", [0], short, is_streamed=is_streamed)
-            while not self._scheduler.is_idle:
-                self._scheduler.step()
+    @functools.cached_property
+    def _scheduler(self) -> Scheduler:
+        return self.pair.scheduler(
+            batch_size=self._batch_size,
+            max_length=self.max_length,
+            acceptance=self.pair.config.sampling.acceptance,
+        )
 
     def start(self) -> None:
         """Starts the thread."""
+        if self.is_ready:
+            _ = self._scheduler
         self._thread.start()
 
     def close(self) -> None:
@@ -115,17 +126,17 @@ class Engine:
     @property
     def is_alive(self) -> bool:
         """Whether the thread takes orders."""
-        return self._thread.is_alive() and not self.is_draining
+        return self.is_ready and self._thread.is_alive() and not self.is_draining
 
     @property
     def num_waiting(self) -> int:
         """The texts that wait for a row."""
-        return self._scheduler.num_waiting
+        return self._scheduler.num_waiting if self.is_ready else 0
 
     @property
     def num_running(self) -> int:
         """The texts whose prompt is read or that are written."""
-        return max(0, len(self._texts) - self._scheduler.num_waiting)
+        return max(0, len(self._texts) - self.num_waiting)
 
     def add(self, text: Text) -> None:
         """Orders a text."""
@@ -137,22 +148,40 @@ class Engine:
 
     def _run(self) -> None:
         try:
+            if self._when_ready is not None:
+                self._warm_up()
+                self.is_ready = True
+                self._when_ready()
             while not self.is_closed:
                 with contextlib.suppress(queue.Empty):
                     while not self.is_closed:
                         self._inbox.get(block=self._scheduler.is_idle)()
                 if not self.is_closed:
                     self._step()
+        except Exception as error:
+            self.error = error
         finally:
             self.is_draining = True
             for text in self._texts:
                 text.deliver(ServeError("the server shuts down", 503))
 
+    def _warm_up(self) -> None:
+        short = dataclasses.replace(self.pair.request(), max_new_tokens=2, n=1)
+        scheduler, started = self._scheduler, time.monotonic()
+        self._report("compiling")
+        for is_streamed in (False, True):
+            scheduler.add("warm-up", [0], short, is_streamed=is_streamed)
+            while not scheduler.is_idle:
+                scheduler.step()
+        self._report(f"compiled in {time.monotonic() - started:.1f} s")
+
     def _add(self, text: Text) -> None:
         try:
             ids, settings = text.asked
             is_streamed = text.pieces is not None
-            self._scheduler.add(text, ids, settings, is_streamed=is_streamed)
+            self._scheduler.add(
+                text, ids, settings, is_streamed=is_streamed, grammar=text.grammar
+            )
             self._texts.add(text)
         except Exception as error:
             text.deliver(error)

@@ -8,6 +8,9 @@ from eagle_jax.errors import InputError
 
 _CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded", 503: "unavailable"}
 
+UNAVAILABLE = {"retry-after": "5"}
+"""The headers of answers of a server that starts or ends; seconds."""
+
 
 class ServeError(InputError):
     """A request that gets an error instead of texts.
@@ -51,6 +54,7 @@ def error_response(error: Exception) -> JSONResponse:
     status = 400 if isinstance(error, InputError) else 500
     status = getattr(error, "status", status)
     headers = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}}
+    headers[503] = UNAVAILABLE
     return JSONResponse(error_body(error), status, headers.get(status))
 
 

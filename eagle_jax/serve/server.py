@@ -49,6 +49,9 @@ def serve(
 
     Returns:
         Whether the engine's thread has ended.
+
+    Raises:
+        Exception: What the engine's thread died of, if it did.
     """
     config = uvicorn.Config(
         app,
@@ -62,10 +65,9 @@ def serve(
         timeout_graceful_shutdown=_LAST_SECONDS,
     )
     Server(config, engine, grace).run(sockets=[listening])
-    has_ended = engine.join(0)
-    if has_ended and not engine.is_closed:
-        raise RuntimeError("the engine's thread has died; what it died of stands above")
-    return has_ended
+    if engine.error is not None:
+        raise engine.error
+    return engine.join(0)
 
 
 class Server(uvicorn.Server):

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import itertools
 import linecache
 import random
 import sys
@@ -21,16 +22,35 @@ __all__ = ["make_runner"]
 
 PROMPTS = prompts_of(2, 40, 5, 1)
 MOST_STEPS = 500
+MOST_CALLS = 4 * MOST_STEPS
 
 
 def serve(queue: Scheduler) -> dict[int, list[int]]:
-    """The texts of all prompts, from a loop that outlives what a step raises."""
+    """The texts of all prompts, from a loop that outlives what a step raises.
+
+    A scheduler that is wrong may loop within a step, or double what waits, too.
+    """
+    call, calls = Runner.call, itertools.count()
+
+    def counted(*arguments: Any, **static: Any) -> Any:
+        assert next(calls) < MOST_CALLS, "the queue has no end"
+        return call(*arguments, **static)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Runner, "call", counted)
+        found = _serve(queue)
+    assert found.keys() == {*range(len(PROMPTS))}
+    return found
+
+
+def _serve(queue: Scheduler) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for number, prompt in enumerate(PROMPTS):
         queue.add(number, prompt, queue.request(number))
     for _ in range(MOST_STEPS):
         if queue.is_idle:
             return found
+        assert queue.num_waiting <= len(PROMPTS), "a text waits twice"
         try:
             done = queue.step()
         except (RuntimeError, KeyboardInterrupt):

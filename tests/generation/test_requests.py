@@ -20,8 +20,10 @@ from eagle_jax import (
     load_embedded_pair,
     load_pair,
 )
+from eagle_jax.generation import grammar
 from eagle_jax.generation.request import RequestConfig, each_sample
 from eagle_jax.generation.results import Generation
+from eagle_jax.generation.shared import Grammar
 from tests.conftest import Main
 from tests.helpers import refused, settings_of
 
@@ -210,6 +212,28 @@ def test_texts_of_several_constraints_are_those_of_each(small: Pair) -> None:
     for one, text in zip(settings, found, strict=True):
         assert small.generate(PROMPT, one) == [text]
     assert set(found[0].text) <= {"a", "b"}
+
+
+def test_a_queue_compiles_each_constraint_once_or_takes_it_compiled(
+    small: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("outlines_core")
+    queue, compiled = small.scheduler(batch_size=1), list[str]()
+    compile_ = grammar._byte_automaton
+    monkeypatch.setattr(
+        grammar, "_byte_automaton", lambda x: compiled.append(x) or compile_(x)
+    )
+    for count in range(1, 11):
+        one = small.request(max_new_tokens=20, regex=f"[xz]{{{count}}}")
+        given = small.compile(Grammar.of(one)) if count % 2 else None
+        queue.add(count, small.encode("x"), one, grammar=given)
+    assert len(compiled) == 10
+    queue.add_again(queue.reset())
+    while not queue.is_idle:
+        for text in queue.step():
+            # The last is the stop token.
+            assert len(text.row.generated_ids) == text.key + 1
+    assert len(compiled) == 10
 
 
 def test_a_queue_serves_requests_that_share_nothing(small: Pair) -> None:

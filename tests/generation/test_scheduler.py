@@ -11,6 +11,8 @@ import pytest
 from eagle_jax import prefill
 from eagle_jax.config import DecodingConfig, SamplingConfig, TreeConfig
 from eagle_jax.decoding import growth, slots
+from eagle_jax.decoding.chunked_prefill import PrefillState
+from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import (
     LookupDrafter,
     RecyclingDrafter,
@@ -97,6 +99,22 @@ def alone(runner: Runner, prompts: list[list[int]]) -> list[list[int]]:
     ]
 
 
+def test_programs_return_states_alone(
+    make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the texts gained stands in them: a result beside it would be unread."""
+    kinds, call = set[type](), Runner.call
+
+    def noted(*arguments: Any, **static: Any) -> Any:
+        result = call(*arguments, **static)
+        kinds.add(type(result))
+        return result
+
+    monkeypatch.setattr(Runner, "call", noted)
+    serve(make_runner(), PROMPTS[:4])
+    assert kinds == {DecodeState, PrefillState}
+
+
 @pytest.mark.parametrize(
     ("drafter", "temperature"), [(DRAFTER, 1.0), (None, 0.0)], ids=["drafts", "plain"]
 )
@@ -156,7 +174,7 @@ def test_running_rows_go_on_after_every_chunk_of_a_long_prompt(
     first = called.index(("prefill_chunk", None))
     chunks = -(-100 // CHUNK)
     # The last chunk's row runs with the others: nothing is left to be read.
-    expected = [("prefill_chunk", None), ("generate", 1)] * (chunks - 1)
+    expected = [("prefill_chunk", None), ("run_rounds", 1)] * (chunks - 1)
     assert called[first : first + len(expected)] == expected
     assert called[first + len(expected)][0] == "prefill_chunk"
 

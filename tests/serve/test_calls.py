@@ -5,14 +5,17 @@ import contextlib
 import json
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import uvicorn
 from starlette.applications import Starlette
+from starlette.testclient import TestClient
 
 from eagle_jax import Pair
+from eagle_jax.generation import grammar
 from eagle_jax.serve.app import ServeConfig, make_app
 from eagle_jax.serve.engine import Engine
 from eagle_jax.serve.server import Server
@@ -127,6 +130,109 @@ def test_one_request_too_many_is_told_to_ask_again(pair: Pair) -> None:
 
     asyncio.run(scenario())
     assert served.count("refused") == 1 and served.count("done") == 3
+
+
+def test_a_server_that_compiles_says_so_and_then_serves(pair: Pair) -> None:
+    compiling, told = threading.Event(), list[str]()
+
+    def ready() -> None:
+        told.append("ready")
+
+    engine = Engine(pair, batch_size=1, max_waiting=2, max_length=128, when_ready=ready)
+    warm_up = engine._warm_up
+
+    def held_back() -> None:
+        assert compiling.wait(30)
+        warm_up()
+
+    engine._warm_up = held_back
+    app = make_app(engine, ServeConfig(model="tiny"))
+    with TestClient(app, base_url="http://localhost") as client:
+        health, post = client.get("/health"), client.post("/v1/completions", json=LONG)
+        assert health.json() == {"status": "compiling"}
+        assert "compiles its programs" in post.json()["error"]["message"]
+        for found in (health, post):
+            assert (found.status_code, found.headers["retry-after"]) == (503, "5")
+        assert "eagle_jax_running 0" in client.get("/metrics").text and not told
+        compiling.set()
+        deadline = time.monotonic() + 100
+        while client.get("/health").status_code != 200:
+            assert time.monotonic() < deadline
+        assert client.post("/v1/completions", json=LONG).status_code == 200
+    assert told == ["ready"]
+
+
+def test_a_server_that_is_stopped_while_it_compiles_does_not_wait(pair: Pair) -> None:
+    compiling = threading.Event()
+    engine = Engine(
+        pair, batch_size=1, max_waiting=2, max_length=128, when_ready=lambda: None
+    )
+
+    def held_back() -> None:
+        compiling.wait(30)
+
+    engine._warm_up = held_back
+    with TestClient(make_app(engine, ServeConfig(model="tiny"))):
+        pass
+    assert not engine.join(0)
+    compiling.set()
+    assert engine.join(30) and engine.error is None
+
+
+def test_each_request_is_told_in_a_line_whatever_became_of_it(pair: Pair) -> None:
+    served, lines = Served(pair, batch_size=1, max_waiting=4), list[str]()
+    served.app = make_app(served.engine, ServeConfig(model="tiny", log=lines.append))
+
+    async def scenario() -> None:
+        async with served.running() as app:
+            for one in ({}, {"stream": True}, {"prompt": 3}):
+                await Ask(app, **LONG | one).answer()
+            served.gate.clear()
+            gone = Ask(app, **LONG)
+            while not served.engine.num_claimed:
+                await asyncio.sleep(0.01)
+            await gone.hang_up()
+            served.gate.set()
+
+    asyncio.run(scenario())
+    TestClient(served.app, base_url="http://else").get("/v1/models%0A%1B")
+    text = "POST /v1/completions"
+    numbers = "200, 2 + 60", "200, 2 + 60", "400, 0 + 0", "499, 0 + 0"
+    wanted = [f"{text} {one} tokens" for one in numbers]
+    wanted.append("GET /v1/models\\n\\x1b 403, 0 + 0 tokens")
+    assert [line.rsplit(", ", 1)[0] for line in lines] == wanted
+    assert all(line.endswith(" s") for line in lines)
+
+
+def test_constraints_are_never_compiled_by_the_thread_that_writes(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many wait: each is handed over with its request."""
+    pytest.importorskip("outlines_core")
+    served = Served(pair, batch_size=1, max_waiting=20)
+    compile_, threads = grammar._byte_automaton, list[str]()
+
+    def noted(given: str) -> Any:
+        threads.append(threading.current_thread().name)
+        return compile_(given)
+
+    monkeypatch.setattr(grammar, "_byte_automaton", noted)
+
+    async def scenario() -> None:
+        async with served.running() as app:
+            served.gate.clear()
+            regexes = [f"[ab]{{{count}}}" for count in range(1, 10)]
+            asks = [Ask(app, prompt="a", guided_regex=one) for one in regexes]
+            async with asyncio.timeout(100):
+                while len(threads) < 9:
+                    await asyncio.sleep(0.01)
+            served.gate.set()
+            for count, one in enumerate(asks, start=1):
+                (choice,) = json.loads((await one.answer())[1])["choices"]
+                assert len(choice["text"]) == count
+
+    asyncio.run(scenario())
+    assert len(threads) == 9 and "engine" not in threads
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
