@@ -108,6 +108,7 @@ class PairSource:
             are not quantized.
         folder: The folder of the target's files, `None` if it has none.
         drafter: The drafter; `None` for plain decoding. Static.
+        made: The drafters by settings and acceptance rule.
     """
 
     config: TransformerConfig
@@ -120,6 +121,9 @@ class PairSource:
     bits: int | None = None
     folder: Path | None = None
     drafter: Drafter | None = None
+    made: dict[Any, Drafter | None] = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def tokenizer(self) -> Any:
@@ -139,15 +143,20 @@ class PairSource:
         return self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
 
     def make_drafter(self, settings: Any, rule: AcceptanceRule) -> Drafter | None:
-        """Returns the drafter that the method's settings name, `None` without one."""
-        context = Context(
-            vocab_size=self.config.vocab_size,
-            encode=self.encode,
-            rule=rule,
-            model=self.draft and self.draft.model,
-            folder=self.draft and self.draft.folder,
-        )
-        return self.method.drafter(settings, context)
+        """Returns the drafter that the method's settings name, `None` without one.
+
+        Its files, such as a calibration, are read once.
+        """
+        if (key := (settings, rule)) not in self.made:
+            context = Context(
+                vocab_size=self.config.vocab_size,
+                encode=self.encode,
+                rule=rule,
+                model=self.draft and self.draft.model,
+                folder=self.draft and self.draft.folder,
+            )
+            self.made[key] = self.method.drafter(settings, context)
+        return self.made[key]
 
     def check_memory(self, *, batch_size: int, max_length: int) -> None:
         """Refuses caches that cannot be in memory, before any weight is read.

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from eagle_jax import assets
+from eagle_jax.checkpoints import draft_files
 from eagle_jax.config import TreeConfig
 from eagle_jax.generation.pairs import PairSource, open_pair
 from eagle_jax.methods import find_method
@@ -52,6 +53,23 @@ def test_a_target_with_too_few_layers_for_an_eagle3_head_is_refused(
         "1 layers",
         "at least 7",
     )
+
+
+def test_a_calibration_is_read_once_however_many_calls_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read, seen = draft_files.read_json, list[Path]()
+    monkeypatch.setattr(
+        draft_files, "read_json", lambda path: seen.append(path) or read(path)
+    )
+    names = str(assets.TARGET), str(assets.HEAD)
+    source = open_pair(*names, settings_of(TREE))
+    made = [source.make_drafter(TREE, "greedy") for _ in range(3)]
+    count = len(seen)
+    assert count and made[0] is made[2]
+    assert source.make_drafter(TREE, "coupled") != made[0]
+    source.make_drafter(TREE, "coupled")
+    assert len(seen) == count + 1
 
 
 @pytest.mark.parametrize("method", ["eagle2", "eagle2+lookup", "chain", "small-model"])

@@ -197,7 +197,7 @@ def test_each_request_is_told_in_a_line_whatever_became_of_it(pair: Pair) -> Non
     asyncio.run(scenario())
     TestClient(served.app, base_url="http://else").get("/v1/models%0A%1B")
     text = "POST /v1/completions"
-    numbers = "200, 2 + 60", "200, 2 + 60", "400, 0 + 0", "499, 0 + 0"
+    numbers = "200, 2 + 60", "200, 2 + 60", "400, 0 + 0", "499, 2 + 0"
     wanted = [f"{text} {one} tokens" for one in numbers]
     wanted.append("GET /v1/models\\n\\x1b 403, 0 + 0 tokens")
     assert [line.rsplit(", ", 1)[0] for line in lines] == wanted

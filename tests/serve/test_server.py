@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ LONG: dict[str, Any] = {"max_tokens": 200, "extra_body": {"ignore_eos": True}}
 
 
 @contextlib.contextmanager
-def serving(pair: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(
+    pair: Path, *flags: str, until: str = "serving "
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server's process, and its address."""
     script = [sys.executable, str(REPOSITORY / "scripts" / "serve.py"), "--port", "0"]
     target = ["--target", f"{pair}/target", "--method", "lookup"]
@@ -34,10 +38,28 @@ def serving(pair: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], st
         assert process.stderr is not None
         try:
             lines = iter(process.stderr.readline, "")
-            line = next((x for x in lines if x.startswith("serving ")), "")
+            line = next((x for x in lines if x.startswith(until)), "")
             yield process, line.split()[-1]
         finally:
             process.kill()
+
+
+def test_the_command_answers_while_it_compiles_and_tells_requests_when_asked_to(
+    chat_pair: Path, port: int
+) -> None:
+    with serving(chat_pair, "--port", str(port), "--log-requests") as (process, url):
+        assert process.stderr is not None and url.endswith(f":{port}/v1")
+        client = openai.OpenAI(base_url=url, api_key="any")
+        client.completions.create(model="target", prompt="a", max_tokens=7)
+        line = next(iter(process.stderr.readline, ""))
+        assert line.startswith("POST /v1/completions 200, 2 + 7 tokens, ")
+    with serving(chat_pair, "--port", str(port), until="compiling") as (process, _):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health")
+        assert refused.value.code == 503 and refused.value.headers["retry-after"]
+        refused.value.close()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
 
 
 def test_openais_client_is_served_and_a_signal_ends_the_server_after_its_texts(
