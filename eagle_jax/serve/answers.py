@@ -145,21 +145,20 @@ def logprobs(
         spelling: The text before them, which goes on after them.
         is_chat: Whether it is the choice of a chat.
     """
-    own, best, places = list[Any](), list[list[Any]](), list[int]()
+    content, places = list[dict[str, Any]](), list[int]()
     for one in found:
-        others = [(spelling.bytes_of(id_), value) for id_, value in one.top.items()]
+        top = [_told(spelling.bytes_of(id_), value) for id_, value in one.top.items()]
         new, place = spelling.add(one.token_id)
-        own.append(_told(new, one.logprob))
-        best.append([_told(*other) for other in others])
+        content.append(_told(new, one.logprob) | {"top_logprobs": top})
         places.append(place)
     if is_chat:
-        both = zip(own, best, strict=True)
-        return {"content": [one | {"top_logprobs": top} for one, top in both]}
+        return {"content": content}
     return {
-        "tokens": [one["token"] for one in own],
-        "token_logprobs": [one["logprob"] for one in own],
+        "tokens": [one["token"] for one in content],
+        "token_logprobs": [one["logprob"] for one in content],
         "top_logprobs": [
-            _by_text(one.top, top) for one, top in zip(found, best, strict=True)
+            _by_text(one.top, told["top_logprobs"])
+            for one, told in zip(found, content, strict=True)
         ],
         "text_offset": places,
     }

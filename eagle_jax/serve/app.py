@@ -104,7 +104,7 @@ def make_app(engine: Engine, config: ServeConfig) -> Starlette:
             Route("/metrics", metrics),
         ],
         middleware=[
-            Middleware(_Log, tell=config.log),
+            Middleware(_logged, tell=config.log),
             Middleware(_Guard, api_key=config.api_key),
         ],
         exception_handlers={
@@ -164,14 +164,10 @@ class _Texts:
             return await asyncio.to_thread(self.engine.pair.compile, grammar)
 
 
-class _Log:
-    """Tells each request in a line, whatever became of it."""
+def _logged(app: ASGIApp, tell: Callable[[str], None]) -> ASGIApp:
+    """Returns the application, which tells each request in a line."""
 
-    def __init__(self, app: ASGIApp, tell: Callable[[str], None]) -> None:
-        self._app, self._tell = app, tell
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on."""
+    async def passed_on(scope: Scope, receive: Receive, send: Send) -> None:
         # So nginx says of a client that hung up before it was answered.
         started, status = time.monotonic(), 499
 
@@ -181,7 +177,7 @@ class _Log:
             await send(message)
 
         try:
-            await self._app(scope, receive, noted)
+            await app(scope, receive, noted)
         except Exception:
             status = 500
             raise
@@ -189,7 +185,9 @@ class _Log:
             read, made, took = *scope.get("tokens", (0, 0)), time.monotonic() - started
             told = f"{status}, {read} + {made} tokens, {took:.2f} s"
             if scope["type"] == "http":
-                self._tell(one_line(f"{scope['method']} {scope['path']} {told}"))
+                tell(one_line(f"{scope['method']} {scope['path']} {told}"))
+
+    return passed_on
 
 
 class _Guard:
