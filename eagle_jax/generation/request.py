@@ -31,9 +31,9 @@ class RequestConfig:
         top_p: See `SamplingConfig`.
         top_k: See `SamplingConfig`.
         min_p: See `SamplingConfig`.
-        seed: The seed of its draws, of its first sample's if there are several.
-        n: The number of samples; sample `i` draws with `seed + i`; after the last seed,
-            `2**32 - 1`, comes 0.
+        seed: The seed of its draws, of its first sample's if there are several; 0
+            follows the last one, `2**32 - 1`.
+        n: The number of samples; sample `i` draws with `seed + i`.
         stop: A string or several; the text ends before the first that it contains. A
             special token is a stop token where texts are written without them.
         include_stop_str_in_output: Whether the string that ended the text stays in it.
