@@ -92,10 +92,11 @@ def read_requests(
         "truncate_prompt_tokens": arguments.truncate_prompt_tokens,
     }
     encoded = [pair.encode(one, chat=arguments.chat, **how) for one in prompts]
-    seeds = [(shared.seed + place * shared.n) % 2**32 for place in range(len(own))]
     settings = [
-        pair.request(**{**given, "seed": seed} | one)
-        for seed, one in zip(seeds, own, strict=True)
+        pair.request(
+            **{**given, "seed": (shared.seed + place * shared.n) % 2**32} | one
+        )
+        for place, one in enumerate(own)
     ]
     repeated = zip(prompts, settings, strict=True)
     texts = [prompt for prompt, one in repeated for _ in range(one.n)]

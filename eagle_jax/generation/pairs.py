@@ -143,10 +143,7 @@ class PairSource:
         return self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
 
     def make_drafter(self, settings: Any, rule: AcceptanceRule) -> Drafter | None:
-        """Returns the drafter that the method's settings name, `None` without one.
-
-        Its files, such as a calibration, are read once.
-        """
+        """Returns the drafter of the method's settings, made once; `None` for none."""
         if (key := (settings, rule)) not in self.made:
             context = Context(
                 vocab_size=self.config.vocab_size,

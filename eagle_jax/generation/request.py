@@ -16,8 +16,6 @@ from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.parsing import check_type, read_json
 from eagle_jax.processors import ProcessorConfig
 
-_SEEDS = 2**32
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RequestConfig:
@@ -94,7 +92,7 @@ class RequestConfig:
             _require_whole(name, getattr(self, name), least=1)
         for name in ("min_new_tokens", "no_repeat_ngram_size"):
             _require_whole(name, getattr(self, name))
-        _require_whole("seed", self.seed, end=_SEEDS)
+        _require_whole("seed", self.seed, end=2**32)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _require_whole(name, getattr(self, name), least=0)
@@ -182,7 +180,7 @@ def each_sample(
     if isinstance(settings, RequestConfig):
         one = settings
         settings = [
-            dataclasses.replace(one, seed=(one.seed + place * one.n) % _SEEDS)
+            dataclasses.replace(one, seed=(one.seed + place * one.n) % 2**32)
             for place in range(len(prompts))
         ]
     if len(settings) != len(prompts):
@@ -191,7 +189,7 @@ def each_sample(
             f"{len(prompts)} prompts"
         )
     return [
-        (ids, dataclasses.replace(one, seed=(one.seed + sample) % _SEEDS))
+        (ids, dataclasses.replace(one, seed=(one.seed + sample) % 2**32))
         for ids, one in zip(prompts, settings, strict=True)
         for sample in range(one.n)
     ]

@@ -8,8 +8,7 @@ from eagle_jax.errors import InputError
 
 _CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded", 503: "unavailable"}
 
-UNAVAILABLE = {"retry-after": "5"}
-"""The headers of answers of a server that starts or ends; seconds."""
+UNAVAILABLE = {"retry-after": "5"}  # Seconds.
 
 
 class ServeError(InputError):
