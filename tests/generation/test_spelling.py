@@ -97,7 +97,7 @@ def check(tokenizer: Any, prompt: list[int], ids: list[int], skips: bool) -> Non
 
 @pytest.mark.parametrize("skips", [True, False])
 @pytest.mark.parametrize("kind", _KINDS)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(data=st.data())
 def test_tokens_together_are_the_text_whatever_a_decoder_does_between_them(
     tokenizers: dict[str, Any], kind: str, skips: bool, data: Any
