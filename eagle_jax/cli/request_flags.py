@@ -93,9 +93,7 @@ def read_requests(
     }
     encoded = [pair.encode(one, chat=arguments.chat, **how) for one in prompts]
     settings = [
-        pair.request(
-            **{**given, "seed": (shared.seed + place * shared.n) % 2**32} | one
-        )
+        pair.request(**{**given, "seed": shared.seed + place * shared.n} | one)
         for place, one in enumerate(own)
     ]
     repeated = zip(prompts, settings, strict=True)

@@ -566,9 +566,6 @@ def test_the_command_reads_settings_of_flags_lines_and_standard_input(
     biased = pair.generate(PROMPT, max_new_tokens=LENGTH, logit_bias={11: -5.0})
     assert run["text"] == biased[0].text
     assert main(["--prompt", "x", *flags, "--logit-bias", "1_1=-5"]) == 2
-    last = ["--seed", str(2**32 - 1), "--max-new-tokens", "2", "--json", str(out)]
-    assert main(["--prompt", "x", "--prompt", "y", *last]) == 0
-    assert [x["seed"] for x in json.loads(out.read_text())["runs"]] == [2**32 - 1, 0]
 
 
 def test_seeds_of_samples_go_on_with_0_after_the_last(pair: Pair) -> None:
