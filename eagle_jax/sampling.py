@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax.mesh_axes import num_parts
+from eagle_jax.prng import gumbel, own_keys
 
 _THRESHOLD_BITS = 30  # From this bit on a float would be 2.0, and no probability is.
 _MAX_BITS_PER_PASS = 5  # 6 passes; more would save few and test many thresholds.
@@ -189,7 +190,7 @@ def position_noise(
     """Returns the noise that the tokens at some positions are drawn with.
 
     Args:
-        keys: `[B]` typed PRNG keys, the requests', not consumed.
+        keys: `[B]` PRNG keys, the requests', not consumed; see `own_keys`.
         positions: `[B, P]` int32, the absolute positions of the drawn tokens.
         sampling: The settings of sampling, `[B]` fields.
         vocab_size: The number of tokens the target knows, `V`. Static.
@@ -199,9 +200,9 @@ def position_noise(
     """
 
     def noise_at(key: jax.Array, position: jax.Array) -> jax.Array:
-        return jax.random.gumbel(jax.random.fold_in(key, position), (vocab_size,))
+        return gumbel(jax.random.fold_in(key, position), vocab_size)
 
-    noise = jax.vmap(jax.vmap(noise_at, in_axes=(None, 0)))(keys, positions)
+    noise = jax.vmap(jax.vmap(noise_at, in_axes=(None, 0)))(own_keys(keys), positions)
     return jnp.where(sampling.temperature[:, None, None] > 0, noise, 0.0)
 
 
@@ -293,7 +294,7 @@ def choose_tokens(
 
     Args:
         sampling: The settings of sampling, `[B]` fields.
-        keys: `[B]` typed PRNG keys, the requests'.
+        keys: `[B]` PRNG keys, the requests'; see `own_keys`.
         logits: `[B, V]` float32, the target's logits that the tokens are chosen by.
         positions: `[B]` int32, absolute positions of the chosen tokens.
         greedy: Whether to take the argmax and compile no sampling. Static.
@@ -328,23 +329,25 @@ def rejection_noise(
     """Returns the coins `[N]` and the Gumbel noise `[V]` of one verification.
 
     Args:
-        key: The request's key, not consumed.
+        key: The request's key, not consumed; see `own_keys`.
         root_position: `[]` int32, the root's absolute position: what a round draws
             must not depend on how many rounds came before.
         num_nodes: The number of nodes, `N`. Static.
         vocab_size: The number of tokens the target knows, `V`. Static.
     """
-    key = jax.random.fold_in(jax.random.fold_in(key, _REJECTION), root_position)
+    key = jax.random.fold_in(
+        jax.random.fold_in(own_keys(key), _REJECTION), root_position
+    )
     coin_key, noise_key = jax.random.split(key)
-    coins = jax.random.uniform(coin_key, (num_nodes,))
-    return coins, jax.random.gumbel(noise_key, (vocab_size,))
+    coins = jax.random.uniform(coin_key, (num_nodes,), jnp.float32)
+    return coins, gumbel(noise_key, vocab_size)
 
 
 def drafting_keys(keys: jax.Array, root_positions: jax.Array) -> jax.Array:
     """Returns keys for drafts of one round, whose noise nothing else is drawn with.
 
     Args:
-        keys: `[B]` typed PRNG keys, the requests', not consumed.
+        keys: `[B]` PRNG keys, the requests', not consumed; see `own_keys`.
         root_positions: `[B]` int32, the roots' absolute positions.
 
     Returns:
@@ -354,4 +357,4 @@ def drafting_keys(keys: jax.Array, root_positions: jax.Array) -> jax.Array:
     def fold(key: jax.Array, position: jax.Array) -> jax.Array:
         return jax.random.fold_in(jax.random.fold_in(key, _DRAFTING), position)
 
-    return jax.vmap(fold)(keys, root_positions)
+    return jax.vmap(fold)(own_keys(keys), root_positions)

@@ -18,7 +18,8 @@ _BELOW = {
     "logs": "errors files parsing",
     "config": "errors parsing",
     "mesh_axes": "",
-    "sampling": "mesh_axes",
+    "prng": "",
+    "sampling": "mesh_axes prng",
     "top_k": "mesh_axes",
     "tree": "config top_k",
     "processors": "config errors parsing",
@@ -27,33 +28,35 @@ _BELOW = {
     "interface": "constraints sampling tree",
     "protocols": "errors interface tree",
     "prefill": "interface ordering protocols",
-    "models": "interface mesh_axes ordering",
+    "models": "interface mesh_axes ordering prng",
     "drafting": (
-        "config constraints interface models ordering parsing prefill sampling "
+        "config constraints interface models ordering parsing prefill prng sampling "
         "top_k tree"
     ),
     "decoding": (
-        "config constraints errors interface prefill processors protocols sampling"
-        " top_k tree"
+        "config constraints errors interface prefill prng processors protocols "
+        "sampling top_k tree"
     ),
     "adapters": "errors interface models ordering",
-    "checkpoints": "config drafting errors files models parsing tree",
+    "checkpoints": "config drafting errors files models parsing prng tree",
     "methods": "assets checkpoints config drafting errors interface tree",
     "parallel": "errors models",
-    "testing": "config decoding drafting errors interface sampling tree",
-    "heads": "checkpoints config drafting errors interface models ordering parsing",
+    "testing": "config decoding drafting errors interface prng sampling tree",
+    "heads": (
+        "checkpoints config drafting errors interface models ordering parsing prng"
+    ),
     "generation": (
         "assets automaton checkpoints config constraints decoding drafting errors "
-        "heads interface methods models parallel parsing prefill processors tree"
+        "heads interface methods models parallel parsing prefill prng processors tree"
     ),
     "serve": "config errors generation parsing",
     "training": (
         "checkpoints config decoding drafting errors files generation heads "
-        "interface logs markdown methods models parallel parsing progress tree"
+        "interface logs markdown methods models parallel parsing prng progress tree"
     ),
     "benchmarks": (
         "config decoding drafting generation heads interface methods models parallel "
-        "testing training"
+        "prng testing training"
     ),
     "evaluation": (
         "assets checkpoints config decoding drafting errors files generation heads "

@@ -31,6 +31,7 @@ from eagle_jax.models import transformer
 from eagle_jax.models.cache import KeyValues
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.parallel import MeshShape, PairSharding, shard_pair
+from eagle_jax.prng import make_key
 from eagle_jax.testing import programs
 from eagle_jax.training.config import DataConfig, TrainConfig, new_sizes
 from eagle_jax.training.step import (
@@ -360,7 +361,7 @@ def _sharded_params(case: Case, devices: Any) -> tuple[PairSharding, Params]:
     """Returns the sharding on the topology, and the sharded shapes of all weights."""
 
     def shapes(init: Any, config: Any) -> Any:
-        return jax.eval_shape(lambda: init(jax.random.key(0), config, case.dtype))
+        return jax.eval_shape(lambda: init(make_key(0), config, case.dtype))
 
     weights = shapes(transformer.init_params, case.target)
     kind = HEADS[case.kind]

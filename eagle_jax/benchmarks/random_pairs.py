@@ -14,6 +14,7 @@ from eagle_jax.methods import Weights
 from eagle_jax.models import transformer
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
 from eagle_jax.parallel import PairSharding
+from eagle_jax.prng import make_key
 
 
 def open_random(config: TransformerConfig, settings: GenerateConfig) -> PairSource:
@@ -34,7 +35,7 @@ def open_random(config: TransformerConfig, settings: GenerateConfig) -> PairSour
     check_memory(config, dtype)
 
     def make_target(shardings: Any) -> TransformerParams:
-        params = transformer.init_params(jax.random.key(0), config, dtype)
+        params = transformer.init_params(make_key(0), config, dtype)
         return jax.device_put(params, shardings)
 
     return PairSource(
@@ -62,7 +63,7 @@ def _random_draft(
         target_params: TransformerParams, sharding: PairSharding | None
     ) -> Any:
         shardings = draft_shardings(sharding, head.init, sizes)
-        params = jax.device_put(head.init(jax.random.key(1), sizes, dtype), shardings)
+        params = jax.device_put(head.init(make_key(1), sizes, dtype), shardings)
         return model.join(params, target_params)
 
     return DraftSource(model=model, read=make_heads)

@@ -37,6 +37,7 @@ from eagle_jax.models.quantized import (
     quantize_layers,
 )
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
+from eagle_jax.prng import make_key
 
 Tree = TypeVar("Tree")
 
@@ -196,7 +197,7 @@ def check_max_length(target: TransformerConfig, max_length: int) -> None:
 
 def shapes_of(init: Callable[..., Tree], config: Any) -> Tree:
     """Returns the shapes of the weights that `init` makes, without making any."""
-    return jax.eval_shape(lambda: init(jax.random.key(0), config))
+    return jax.eval_shape(lambda: init(make_key(0), config))
 
 
 def load_params(

@@ -13,6 +13,7 @@ from flax import struct
 
 from eagle_jax.errors import InputError
 from eagle_jax.prefill import PREFILL_CHUNK
+from eagle_jax.prng import make_key, own_keys
 from eagle_jax.processors import (
     NO_TOKEN,
     ProcessorConfig,
@@ -37,7 +38,8 @@ class RowSettings:
             prompt's.
         stop_tokens: `[B, Z]` int32, tokens that end a text, padded with `NO_TOKEN`.
         sampling: The settings of sampling, `[B]` fields.
-        keys: `[B]` typed PRNG keys; a row's text depends on its own key alone.
+        keys: `[B]` PRNG keys; a row's text depends on its own key alone. Those of
+            another implementation are taken as `eagle_jax.prng.own_keys` says.
         processors: The settings of processors, `[B]` fields; `None` without any.
     """
 
@@ -63,9 +65,10 @@ class Requests(RowSettings):
     def settings(self) -> RowSettings:
         """Returns all but the prompts, so that one program serves any `T`."""
         fields = dataclasses.fields(RowSettings)
-        return RowSettings(
+        settings = RowSettings(
             **{field.name: getattr(self, field.name) for field in fields}
         )
+        return dataclasses.replace(settings, keys=own_keys(self.keys))
 
 
 def make_requests(
@@ -139,7 +142,7 @@ def make_requests(
         max_length=jnp.asarray(limits),
         stop_tokens=jnp.asarray(_stop_tokens(stop_tokens, batch)),
         sampling=_sampling(temperature, top_p, top_k, min_p, batch),
-        keys=jax.vmap(jax.random.key)(_per_row(seeds, batch, np.uint32, "seeds")),
+        keys=jax.vmap(make_key)(_per_row(seeds, batch, np.uint32, "seeds")),
         processors=_make_processors(processors, processor_room, batch, vocab_size),
     )
 

@@ -13,6 +13,7 @@ from eagle_jax.config import TreeConfig, require
 from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration
 from eagle_jax.drafting.model import DraftModel
 from eagle_jax.interface import Draws, PromptChunk, Verified
+from eagle_jax.prng import gumbel, own_keys
 from eagle_jax.sampling import process_logits
 from eagle_jax.tree import DraftTree, Topology
 
@@ -401,7 +402,7 @@ def _draft_and_noise(
 
     def noise_of(key: jax.Array, temperature: jax.Array) -> jax.Array:
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, nodes)
-        draw = functools.partial(jax.random.gumbel, shape=logits.shape[-1:])
+        draw = functools.partial(gumbel, size=logits.shape[-1])
         return jnp.where(temperature > 0, jax.vmap(draw)(keys), 0.0)
 
-    return logits, jax.vmap(noise_of)(draws.keys, draws.sampling.temperature)
+    return logits, jax.vmap(noise_of)(own_keys(draws.keys), draws.sampling.temperature)

@@ -17,6 +17,7 @@ from eagle_jax.interface import Drafter
 from eagle_jax.models import transformer
 from eagle_jax.models.quantized import num_bytes, quantize_layers
 from eagle_jax.models.transformer import Transformer, TransformerConfig
+from eagle_jax.prng import make_key
 
 _MEMINFO = Path("/proc/meminfo")
 
@@ -65,7 +66,7 @@ def _num_bytes(
     layer = Transformer(config=one_layer, dtype=dtype)
 
     def make() -> tuple[Any, Any, Any]:
-        params = transformer.init_params(jax.random.key(0), one_layer, dtype)
+        params = transformer.init_params(make_key(0), one_layer, dtype)
         params = params if bits is None else quantize_layers(params, bits)
         drafted = () if drafter is None else drafter.init_state(1, num_slots)
         return params, layer.init_cache(1, num_slots), drafted

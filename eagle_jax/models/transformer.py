@@ -22,6 +22,7 @@ from eagle_jax.models.layers import (
 )
 from eagle_jax.models.linear import init_matrix, precision_of
 from eagle_jax.models.rope import RopeConfig, rotary_tables
+from eagle_jax.prng import own_keys
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -209,7 +210,9 @@ def init_params(
 ) -> TransformerParams:
     """Returns random weights, for tests and for timing sizes without weights."""
     kind = jnp.dtype(dtype)
-    embedding_key, head_key, *layer_keys = jax.random.split(key, 2 + config.num_layers)
+    embedding_key, head_key, *layer_keys = jax.random.split(
+        own_keys(key), 2 + config.num_layers
+    )
     shape = (config.vocab_size, config.layer.hidden_size)
     return TransformerParams(
         embedding=init_matrix(embedding_key, shape, kind),

@@ -17,6 +17,7 @@ from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter, Params, Target
+from eagle_jax.prng import make_key
 from eagle_jax.testing.asserts import assert_same_tokens, assert_valid_tree, check
 from eagle_jax.tree.structure import ROOT, DraftTree
 
@@ -209,7 +210,7 @@ def _check_draws(decoder: Decoder, params: Params, vocab_size: int) -> bool:
         root, drafted = jnp.zeros_like(state.root), state.drafter_state
         return drafter.propose(params.drafter, drafted, root, draws)[0]
 
-    keys = jax.random.split(jax.random.key(0), _DRAWN_CALLS)
+    keys = jax.random.split(make_key(0), _DRAWN_CALLS)
     if jax.eval_shape(propose, jax.eval_shape(prefill), keys[0]).draft_logits is None:
         return False
     state, compare = prefill(), jax.jit(lambda *given: _compare(propose(*given)))

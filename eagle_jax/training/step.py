@@ -15,6 +15,7 @@ from eagle_jax.heads.loss import Batch, Metrics, Unembed, target_features
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.models.transformer import Tables, unembed
 from eagle_jax.parallel import PairSharding
+from eagle_jax.prng import make_key, own_keys
 from eagle_jax.training.config import OptimizerConfig
 
 
@@ -106,7 +107,7 @@ def init_state(
             `Head.vocabulary`.
         params: The weights to begin with, float32; `None` for random ones.
     """
-    key = jax.random.key(seed)
+    key = make_key(seed)
     if params is None:
         params = config.kind.init(jax.random.fold_in(key, 0), config.head)
         if target_params is not None:
@@ -174,7 +175,7 @@ def train_step(
     """
     if features is None:
         features = read_target(config, target_params, rows)
-    key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+    key = jax.random.fold_in(own_keys(state.key), state.step)
 
     learnt, rest = partition(state.params)
 

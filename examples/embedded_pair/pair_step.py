@@ -27,6 +27,7 @@ from eagle_jax.models.transformer import (
     TransformerConfig,
     TransformerParams,
 )
+from eagle_jax.prng import make_key
 from examples.embedded_pair.training import (
     PretrainRunConfig,
     PretrainState,
@@ -152,7 +153,7 @@ def pair_step(
     Returns:
         The next state, and the figures of the log, before the step.
     """
-    key = jax.random.fold_in(jax.random.key(config.run.seed), state.step)
+    key = jax.random.fold_in(make_key(config.run.seed), state.step)
 
     def loss(params: PairParams) -> tuple[jax.Array, dict[str, jax.Array]]:
         next_token, drafting, metrics = pair_losses(

@@ -18,6 +18,7 @@ from eagle_jax.models.transformer import (
     TransformerConfig,
     TransformerParams,
 )
+from eagle_jax.prng import make_key
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -175,7 +176,7 @@ def make_optimizer(config: PretrainRunConfig) -> Any:
 
 def init_state(config: PretrainConfig) -> PretrainState:
     """Returns a run's first state, from random weights."""
-    key = jax.random.key(config.run.seed)
+    key = make_key(config.run.seed)
     params = transformer.init_params(key, config.model.transformer(), "float32")
     return first_state(config.run, params)
 

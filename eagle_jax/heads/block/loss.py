@@ -35,6 +35,7 @@ from eagle_jax.models.layers import finish, normalise, project, rms_norm
 from eagle_jax.models.linear import linear, precision_of
 from eagle_jax.models.rope import rotary_tables
 from eagle_jax.models.transformer import output_head
+from eagle_jax.prng import make_key, own_keys
 
 _TEXT_SHARE = 0.1  # Of the loss "variation", as DSpark has it.
 
@@ -153,8 +154,8 @@ def choose_anchors(
     """
     may = _is_wanted(rows, jnp.arange(rows.tokens.shape[1])[None], 1)
     may &= rows.loss_mask & (rows.segments > 0)
-    key = jax.random.key(0) if key is None else key
-    order = jnp.where(may, jax.random.uniform(key, may.shape), -1.0)
+    key = make_key(0) if key is None else own_keys(key)
+    order = jnp.where(may, jax.random.uniform(key, may.shape, jnp.float32), -1.0)
     chosen, places = jax.lax.top_k(order, min(count, may.shape[1]))
     places = jnp.where(chosen >= 0, places, may.shape[1])
     places = jnp.sort(places, axis=-1)

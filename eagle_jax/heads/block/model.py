@@ -28,6 +28,7 @@ from eagle_jax.models.layers import (
 )
 from eagle_jax.models.linear import init_matrix, linear
 from eagle_jax.models.rope import rotary_tables
+from eagle_jax.prng import own_keys
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -241,7 +242,9 @@ def init_params(
     key: jax.Array, config: BlockHeadConfig, dtype: str = "float32"
 ) -> BlockHeadParams:
     """Returns random weights, without output head and embedding, which are borrowed."""
-    fc_key, before_key, after_key, *keys = jax.random.split(key, 3 + config.num_layers)
+    fc_key, before_key, after_key, *keys = jax.random.split(
+        own_keys(key), 3 + config.num_layers
+    )
     width, kind, rank = config.layer.hidden_size, jnp.dtype(dtype), config.markov_rank
     markov = confidence = None
     if rank:

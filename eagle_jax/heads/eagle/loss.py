@@ -19,6 +19,7 @@ from eagle_jax.heads.loss import (
 )
 from eagle_jax.heads.settings import ChainLoss
 from eagle_jax.models.transformer import output_head
+from eagle_jax.prng import own_keys
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,8 @@ def add_noise(key: jax.Array, features: jax.Array, noise: float) -> jax.Array:
         features: `[B, T, E]`, the target's features.
         noise: The half width of the noise.
     """
-    drawn = jax.random.uniform(key, features.shape, minval=-noise, maxval=noise)
+    shape = features.shape
+    drawn = jax.random.uniform(own_keys(key), shape, jnp.float32, -noise, noise)
     return features + drawn.astype(features.dtype)
 
 

@@ -13,6 +13,7 @@ from flax import struct
 
 from eagle_jax.models.layers import LayerConfig, LayerParams, init_layer
 from eagle_jax.models.linear import init_matrix, linear
+from eagle_jax.prng import own_keys
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,7 @@ def init_params(
     key: jax.Array, config: EagleHeadConfig, dtype: str = "float32"
 ) -> EagleHeadParams:
     """Returns random weights without an embedding table of their own."""
-    fc_key, layer_key = jax.random.split(key)
+    fc_key, layer_key = jax.random.split(own_keys(key))
     width, kind = config.layer.hidden_size, jnp.dtype(dtype)
     return EagleHeadParams(
         fc=init_matrix(fc_key, (2 * width, width), kind),

@@ -21,6 +21,7 @@ from eagle_jax.models.layers import (
     rms_norm,
 )
 from eagle_jax.models.linear import init_matrix, linear
+from eagle_jax.prng import own_keys
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -194,7 +195,7 @@ def init_params(
 
     The tokens of a smaller vocabulary are taken evenly from the target's.
     """
-    fc_key, layer_key, head_key = jax.random.split(key, 3)
+    fc_key, layer_key, head_key = jax.random.split(own_keys(key), 3)
     keys = jax.random.split(layer_key, config.num_layers)
     width, kind = config.layer.hidden_size, jnp.dtype(dtype)
     offsets, known = None, config.draft_vocab_size

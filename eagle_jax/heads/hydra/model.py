@@ -29,6 +29,7 @@ from eagle_jax.models.layers import (
 from eagle_jax.models.linear import init_matrix, linear
 from eagle_jax.models.rope import rotary_tables
 from eagle_jax.models.transformer import unembed
+from eagle_jax.prng import own_keys
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -151,7 +152,7 @@ def init_params(
 ) -> HydraParams:
     """Returns random weights."""
     kind, width = jnp.dtype(dtype), config.hidden_size
-    layer_key, *head_keys = jax.random.split(key, 1 + config.num_heads)
+    layer_key, *head_keys = jax.random.split(own_keys(key), 1 + config.num_heads)
 
     def init_head(key: jax.Array, num_states: int) -> HydraHeadParams:
         residual_key, head_key = jax.random.split(key)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax.models.linear import init_matrix, linear
+from eagle_jax.prng import own_keys
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,6 +107,6 @@ def init_params(
             blocks=(init_block(config.hidden_size, kind),) * config.num_layers,
             output_head=init_matrix(head_key, shape, kind) if has_own else None,
         )
-        for head_key in jax.random.split(key, config.num_heads)
+        for head_key in jax.random.split(own_keys(key), config.num_heads)
     )
     return MedusaParams(heads=heads)
