@@ -144,7 +144,7 @@ def _bounds(
 def _mass_and_count(probs: jax.Array, chosen: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns two sums over the last axis, of one type: one all-reduce takes both."""
     mass = jnp.where(chosen, probs, 0.0).sum(axis=-1)
-    return mass, jnp.where(chosen, 1.0, 0.0).sum(axis=-1)
+    return mass, chosen.sum(axis=-1, dtype=jnp.float32)
 
 
 def process_logits(
@@ -272,7 +272,7 @@ def _draw_of_kept(
     def tested() -> jax.Array:
         shape = sampling.temperature.shape
         token = jnp.zeros(shape, jnp.int32)
-        start = token, jnp.full(shape, -1.0), jnp.zeros(shape, bool)
+        start = token, jnp.full(shape, -1.0, jnp.float32), jnp.zeros(shape, bool)
         return jax.lax.while_loop(cond, body, start)[0]
 
     def thresholded() -> jax.Array:
@@ -319,7 +319,7 @@ def distribution(
         any_filter: `[]` bool, false to skip the filters, see `process_logits`.
     """
     processed = process_logits(logits, sampling, any_filter)
-    one_hot = jax.nn.one_hot(jnp.argmax(logits), logits.shape[0])
+    one_hot = jax.nn.one_hot(jnp.argmax(logits), logits.shape[0], dtype=jnp.float32)
     return jnp.where(sampling.temperature > 0, jax.nn.softmax(processed), one_hot)
 
 

@@ -192,4 +192,4 @@ def _waiting(tokens: jax.Array, result: jax.Array) -> jax.Array:
 def _witness(*results: Any) -> jax.Array:
     """Returns one number that needs every result in full."""
     leaves = jax.lax.optimization_barrier(jax.tree.leaves(results))
-    return sum((x.reshape(-1)[0].astype(jnp.float32) for x in leaves), jnp.zeros(()))
+    return sum((x.reshape(-1)[0].astype(jnp.float32) for x in leaves), jnp.float32(0))

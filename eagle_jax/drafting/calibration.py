@@ -83,7 +83,8 @@ class Confidence:
             level: The siblings' depth, at least 1. Static.
         """
         row = self.exponents[min(level, len(self.exponents)) - 1]
-        return jnp.array([row[min(rank, len(row) - 1)] for rank in range(count)])
+        exponents = [row[min(rank, len(row) - 1)] for rank in range(count)]
+        return jnp.array(exponents, jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

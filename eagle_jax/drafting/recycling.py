@@ -118,7 +118,7 @@ class RecyclingDrafter:
         tree = DraftTree(
             tokens=tokens,
             parents=jnp.where(is_node, shape.parents, NO_PARENT),
-            log_values=jnp.where(is_node, 0.0, -jnp.inf),
+            log_values=jnp.where(is_node, jnp.float32(0), -jnp.inf),
             is_node=is_node,
         )
         return tree, state

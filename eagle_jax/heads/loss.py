@@ -174,11 +174,11 @@ def level_loss(
         losses.append(jnp.sum(weights * entropy) / count)
         agrees = weights * (most_likely(found) == most_likely(theirs))
         agreements.append(jnp.sum(agrees) / count)
-    weights = decay ** jnp.arange(len(losses))
+    weights = decay ** jnp.arange(len(losses), dtype=jnp.float32)
     loss = jnp.sum(weights * jnp.stack(losses)) / jnp.sum(weights)
     return loss, Metrics(
         loss=loss,
-        feature_loss=jnp.zeros(()),
+        feature_loss=jnp.float32(0),
         token_loss=losses[0],
         agreement=agreements[0],
         chain_length=agreements[0],

@@ -49,6 +49,6 @@ def join(
     return DraftTree(
         tokens=in_levels(root, paths, 0),
         parents=in_levels(NO_PARENT, above, NO_PARENT),
-        log_values=jnp.where(is_node, 0.0, -jnp.inf)[kept],
+        log_values=jnp.where(is_node, jnp.float32(0), -jnp.inf)[kept],
         is_node=is_node[kept],
     )

@@ -64,7 +64,7 @@ def rerank(
         )
     else:
         # Equal scores: top_k then keeps the lowest indices, that is level order.
-        scores = jnp.where(candidates.is_expanded, 0.0, -jnp.inf)
+        scores = jnp.where(candidates.is_expanded, jnp.float32(0), -jnp.inf)
 
     num_kept = min(num_nodes - 1, num_candidates)
     best_scores, kept = jax.lax.top_k(scores, num_kept)

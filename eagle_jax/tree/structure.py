@@ -75,7 +75,7 @@ def root_only(root_token: jax.Array, num_nodes: int) -> DraftTree:
     return DraftTree(
         tokens=jnp.where(is_root, root_token, 0).astype(jnp.int32),
         parents=jnp.full(num_nodes, NO_PARENT, jnp.int32),
-        log_values=jnp.where(is_root, 0.0, -jnp.inf).astype(jnp.float32),
+        log_values=jnp.where(is_root, jnp.float32(0), -jnp.inf),
         is_node=is_root,
     )
 

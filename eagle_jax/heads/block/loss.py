@@ -91,7 +91,7 @@ def block_loss(
         state: jax.Array, before: jax.Array, label: jax.Array, truth: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         logits = batch.unembed(table, state)
-        chance = jnp.zeros(label.shape)
+        chance = jnp.zeros(label.shape, jnp.float32)
         theirs = batch.unembed(table, truth.astype(table.dtype))
         inputs = [state]
         if params.markov is not None:
@@ -110,7 +110,7 @@ def block_loss(
         agrees = most_likely(logits) == most_likely(theirs)
         return learnt, chance, agrees
 
-    losses, weights, agreements, first = [], [], [], jnp.zeros(())
+    losses, weights, agreements, first = [], [], [], jnp.float32(0)
     for level in range(1, config.num_levels + 1):
         token, shift = anchors + level, level - 1
         counts &= _is_wanted(rows, anchors, level)
@@ -120,16 +120,16 @@ def block_loss(
             _take(rows.tokens, token),
             _take(hidden, token - 1),
         )
-        weight = counts * jnp.exp(-shift / settings.gamma)
+        weight = counts * jnp.exp(jnp.float32(-shift / settings.gamma))
         losses.append(jnp.sum(weight * (learnt + chance)))
         weights.append(jnp.sum(weight))
-        number = jnp.maximum(jnp.sum(counts), 1)
+        number = jnp.maximum(jnp.sum(counts, dtype=jnp.float32), 1)
         agreements.append(jnp.sum(counts * agrees) / number)
         first = jnp.sum(counts * learnt) / number if level == 1 else first
     loss = sum(losses) / jnp.maximum(sum(weights), 1.0)
     return loss, Metrics(
         loss=loss,
-        feature_loss=jnp.zeros(()),
+        feature_loss=jnp.float32(0),
         token_loss=first,
         agreement=agreements[0],
         chain_length=chain_length(jnp.stack(agreements)),

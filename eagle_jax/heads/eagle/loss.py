@@ -147,7 +147,7 @@ def top_k_loss(logits: jax.Array, truth: jax.Array, k: int) -> jax.Array:
         k: The number of tokens; all if it is `V` or more. Static.
     """
     if not k:
-        return jnp.zeros(truth.shape[:-1])
+        return jnp.zeros(truth.shape[:-1], jnp.float32)
     truth = jax.lax.stop_gradient(truth)
 
     def lower(_: jax.Array, bound: jax.Array) -> jax.Array:
@@ -155,7 +155,7 @@ def top_k_loss(logits: jax.Array, truth: jax.Array, k: int) -> jax.Array:
         return jnp.max(below, axis=-1, keepdims=True)
 
     # A vocabulary that is split over devices stays where it is; `top_k` would move it.
-    bound = jnp.full((*truth.shape[:-1], 1), jnp.inf)
+    bound = jnp.full((*truth.shape[:-1], 1), jnp.inf, jnp.float32)
     bound = jax.lax.fori_loop(0, min(k, truth.shape[-1]), lower, bound)
     likely = jnp.where(truth >= bound, truth, 0)
     return -jnp.sum(likely * jax.nn.log_softmax(logits), axis=-1)

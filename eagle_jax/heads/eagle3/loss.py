@@ -72,7 +72,7 @@ def eagle3_loss(
     truth = jax.nn.softmax(theirs)
     likely = most_likely(theirs)
 
-    loss, losses, agreements = jnp.zeros(()), [], []
+    loss, losses, agreements = jnp.float32(0), [], []
     for step, states in enumerate(outputs):
         wanted, label, known = (
             jnp.roll(x, -step - 1, axis=1) for x in (truth, likely, is_known)
@@ -90,7 +90,7 @@ def eagle3_loss(
         agreements.append(jnp.sum(agrees) / jnp.maximum(jnp.sum(pairs), 1.0))
     return loss, Metrics(
         loss=loss,
-        feature_loss=jnp.zeros(()),
+        feature_loss=jnp.float32(0),
         token_loss=losses[0],
         agreement=agreements[0],
         chain_length=chain_length(jnp.stack(agreements)),
