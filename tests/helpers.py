@@ -68,9 +68,9 @@ def make_draws(
     return Draws(
         sampling=SamplingParams(
             temperature=jnp.broadcast_to(jnp.array(temperature, jnp.float32), rows),
-            top_p=jnp.full(rows, top_p),
+            top_p=jnp.full(rows, top_p, jnp.float32),
             top_k=jnp.full(rows, top_k, jnp.int32),
-            min_p=jnp.full(rows, min_p),
+            min_p=jnp.full(rows, min_p, jnp.float32),
         ),
         noise=noise,
         keys=jax.random.split(jax.random.key(0), rows),

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.transformer import TransformerConfig
@@ -32,8 +32,9 @@ class PairSharding:
     """The shardings of a pair's arrays.
 
     Attributes:
-        mesh: The mesh that `make_mesh` returned; an abstract one is enough for asking
-            for shardings.
+        mesh: The mesh that `make_mesh` returned, or one with its axes, whose placement
+            is left to the compiler even if they are explicit; an abstract one is enough
+            for asking for shardings.
         target: The target's rules.
         drafter: The drafter's rules.
     """
@@ -41,6 +42,11 @@ class PairSharding:
     mesh: AnyMesh
     target: Rules
     drafter: Rules = dataclasses.field(default_factory=lambda: WHOLE)
+
+    def __post_init__(self) -> None:
+        """Leaves all axes to the compiler: the models do not name their shardings."""
+        kinds = (AxisType.Auto,) * len(self.mesh.axis_names)
+        object.__setattr__(self, "mesh", self.mesh.update(axis_types=kinds))
 
     def with_drafter(self, layer: LayerConfig | None, params: Any) -> "PairSharding":
         """Returns the sharding of the target with a model that drafts for it.
@@ -102,7 +108,7 @@ class PairSharding:
 
         def run(params: Any, rows: Any) -> Any:
             by_row = PartitionSpec(DATA)
-            results = jax.shard_map(
+            mapped = jax.shard_map(
                 program,
                 mesh=self.mesh,
                 in_specs=(PartitionSpec(), by_row),
@@ -110,9 +116,12 @@ class PairSharding:
                 axis_names={DATA},
                 # Loops begin with constants, which the check takes for another type.
                 check_vma=False,
-            )(params, rows)
-            shardings = self.row_shardings(results)
-            return jax.lax.with_sharding_constraint(results, shardings)
+            )
+            # The caller may work within a mesh of explicit axes.
+            with use_abstract_mesh(self.mesh.abstract_mesh):
+                results = mapped(params, rows)
+                shardings = self.row_shardings(results)
+                return jax.lax.with_sharding_constraint(results, shardings)
 
         return jax.jit(run, donate_argnums=(1,) if donates_state else ())
 
