@@ -264,7 +264,7 @@ def test_noise_is_a_function_of_key_and_position_alone() -> None:
     for row in range(3):
         for place in range(3):
             key = jax.random.fold_in(KEYS[row], POSITIONS[row, place])
-            expected = jax.random.gumbel(key, (VOCABULARY,))
+            expected = jax.random.gumbel(key, (VOCABULARY,), jnp.float32)
             np.testing.assert_array_equal(found[row, place], expected)
     # Neither of the filters and the temperature, nor of the rows and places beside it.
     filtered = make_draws(3, temperature=0.3, top_p=0.5, top_k=2, min_p=0.5).sampling

@@ -158,7 +158,7 @@ def _grow_dynamic(
         logits = _process(draws, states, logits)
         scores = _scores(logits, draws, calibration, level=level)
         choices, log_probs = trees.top_children(scores, config.width)
-        tokens = model.tokens(params, choices)
+        tokens = model.tokens(params, choices).astype(jnp.int32)
         factors = _exponents(calibration, draws, config.width, level=level)
         if factors is None:
             return tokens, log_probs
@@ -225,7 +225,7 @@ def _grow_static(
             logits, noise = _draft_and_noise(_each(logits, len(inner)), inner, draws)
             draft_logits.append(_over_vocabulary(model, params, logits))
             best, log_probs = trees.draw_children(logits, noise, level.width)
-        best = _each(model.tokens(params, best), len(inner))
+        best = _each(model.tokens(params, best).astype(jnp.int32), len(inner))
         log_probs = _each(log_probs, len(inner))
         values = log_values[:, level.parents] + log_probs[:, level.rows, level.ranks]
         log_values = log_values.at[:, level.nodes].set(values)

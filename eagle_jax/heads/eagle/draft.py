@@ -32,7 +32,7 @@ class EagleHead(FeatureHead):
         return dataclasses.replace(
             params,
             output_head=output_columns(params, tokens),
-            offsets=tokens - jnp.arange(tokens.size),
+            offsets=(tokens - jnp.arange(tokens.size)).astype(jnp.int32),
         )
 
     def logits(
