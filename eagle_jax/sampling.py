@@ -272,7 +272,7 @@ def _draw_of_kept(
     def tested() -> jax.Array:
         shape = sampling.temperature.shape
         token = jnp.zeros(shape, jnp.int32)
-        start = token, jnp.full(shape, -1.0, jnp.float32), jnp.zeros(shape, bool)
+        start = token, jnp.full(shape, -1.0, scaled.dtype), jnp.zeros(shape, bool)
         return jax.lax.while_loop(cond, body, start)[0]
 
     def thresholded() -> jax.Array:
