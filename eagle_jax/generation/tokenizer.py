@@ -55,10 +55,11 @@ def load_tokenizer(
     except BaseException as error:
         # A broken file ends in whatever its parser trips over; what tokenizers' Rust
         # code ends in is no `Exception`.
-        reason = first_line(error).replace(str(folder), folder.name).rstrip(".")
+        said = first_line(error).replace(str(folder), folder.name)
+        reason = said.partition(". ")[0].rstrip(".")
         raise InputError(
-            f"{folder} holds no usable tokenizer: {reason}; copy the model's "
-            "tokenizer.json or tokenizer.model there, with tokenizer_config.json"
+            f"{folder} holds no usable tokenizer: {reason}; copy the tokenizer's files "
+            "there"
         ) from error
     if not own:  # Without its files, transformers makes up one of special tokens.
         raise InputError(

@@ -61,7 +61,6 @@ _CASES = [
     (f"{_REWRITE} --output texts.jsonl", "is read from it"),
     (f"{_REWRITE} --output /dev/full", _FULL),
     ("tune --target somewhere", "give --prompts FILE"),
-    ("tune --max-depth 3", "give `choices`"),
     ("tune --repeats 0", "--repeats = 0 must be at least 1"),
     ("tune --grid 2/1/1 --max-new-tokens 600", "512 positions"),
     ("tune --grid 2/1/1 --batch-size 400", "more prompts"),

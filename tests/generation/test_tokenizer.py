@@ -69,7 +69,7 @@ def test_a_target_without_a_tokenizer_is_refused(target: Path) -> None:
     settings.write_text('{"tokenizer_class": "LlamaTokenizer"}')
     refused(lambda: load_tokenizer(target, 300), "there is no vocabulary")
     settings.unlink()
-    remedy = "to a fast one; copy the model's tokenizer.json or tokenizer.model there"
+    remedy = "instantiate and convert; copy the tokenizer's files there"
     refused(lambda: load_tokenizer(target, 300), "holds no usable", remedy)
 
 
