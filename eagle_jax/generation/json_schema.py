@@ -1,8 +1,9 @@
 """From a JSON schema to a regular expression: every match follows the schema.
 
-A schema becomes *cases*, conjunctions of schemas without `$ref`, `allOf`, `anyOf` and
-`oneOf`, and each case is written type by type. Not every text that follows a schema
-matches: objects have the properties that it lists, in its order, and no others.
+What a value follows becomes *cases*: conjunctions of schemas whose `$ref`, `allOf`,
+`anyOf` and `oneOf` are opened. Each case is written type by type. Not every text that
+follows a schema matches: objects have the properties that it lists, in its order, and
+no others.
 """
 
 import itertools
@@ -14,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from eagle_jax.errors import InputError, did_you_mean
-from eagle_jax.generation.json_strings import FORMATS, between, string_expression
+from eagle_jax.generation.json_strings import CHARACTER, FORMATS, string_expression
 from eagle_jax.parsing import MAX_DIGITS, parse_json
 
 MAX_LENGTH = 2**20
@@ -24,39 +25,37 @@ MAX_LEVELS = 3
 """How often a `$ref` is opened inside itself, and how deep values of any kind go."""
 
 _COMMA, _COLON = "[ ]?,[ ]?", "[ ]?:[ ]?"
+_STRING = f'"{CHARACTER}*"'
 _INTEGER = "-?(?:0|[1-9][0-9]*)"
 _SCALARS = {
     "null": "null",
     "boolean": "true|false",
     "integer": _INTEGER,
-    "fraction": rf"{_INTEGER}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{{1,2}})?",
+    "number": rf"{_INTEGER}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{{1,2}})?",
 }
-_TYPES = {name: {name} for name in ("null", "boolean", "integer", "string")}
-_TYPES |= {"number": {"integer", "fraction"}, "array": {"array"}, "object": {"object"}}
+_TYPES = {name: {name} for name in (*_SCALARS, "string", "array", "object")}
+_TYPES["number"].add("integer")
+_TYPE_OF = {type(None): "null", bool: "boolean", int: "integer", float: "number"}
+_TYPE_OF |= {str: "string", list: "array", dict: "object"}
 
 _ANNOTATIONS = {"title", "description", "default", "example", "examples", "$comment"}
 _ANNOTATIONS |= {"deprecated", "readOnly", "writeOnly", "$schema", "$id", "$defs"}
 _ANNOTATIONS |= {"definitions", "discriminator", "contentEncoding", "contentMediaType"}
-# What a keyword's own value is, by the type of value that it restricts.
-_KEYWORDS: dict[str, dict[str, tuple[type, ...]]] = {
-    "any": {"type": (str, list), "const": (), "enum": (list,), "$ref": (str,)}
-    | {"allOf": (list,), "anyOf": (list,), "oneOf": (list,)},
-    "string": {"pattern": (str,), "format": (str,)}
-    | {"minLength": (int,), "maxLength": (int,)},
-    "array": {"minItems": (int,), "maxItems": (int,)}
-    | {"items": (dict, bool), "prefixItems": (list,)},
-    "object": {"properties": (dict,), "additionalProperties": (dict, bool)}
-    | {"required": (list,)},
+# The type of a keyword's own value, by the type of value that it restricts.
+_KEYWORDS: dict[str, dict[str, type]] = {
+    "any": {"type": object, "const": object, "enum": list, "$ref": str}
+    | {"allOf": list, "anyOf": list, "oneOf": list},
+    "string": {"pattern": str, "format": str, "minLength": int, "maxLength": int},
+    "array": {"items": object, "prefixItems": list, "minItems": int, "maxItems": int},
+    "object": {"properties": dict, "additionalProperties": object, "required": list},
 }
 _KINDS = {name: kind for kinds in _KEYWORDS.values() for name, kind in kinds.items()}
-
-_STRING = string_expression("", 0, math.inf)
 
 
 class _Part(NamedTuple):
     schema: Any
     where: str  # The JSON pointer.
-    refs: tuple[str, ...] = ()  # The references that were opened on the way.
+    refs: tuple[str, ...] = ()  # Opened on the way; "" is inside a value of any kind.
 
     def inner(self, *keys: str | int) -> "_Part":
         schema, where = self.schema, self.where
@@ -65,23 +64,15 @@ class _Part(NamedTuple):
             where += "/" + str(key).replace("~", "~0").replace("/", "~1")
         return _Part(schema, where, self.refs)
 
+    def all(self, name: str) -> list["_Part"]:
+        places = range(len(self.schema.get(name, ())))
+        return [self.inner(name, place) for place in places]
+
     def refusal(self, name: str, why: str) -> InputError:
         return InputError(f"`json_schema`: {name} at {self.where} {why}")
 
 
-class _Case(NamedTuple):
-    parts: tuple[_Part, ...]
-    is_open: bool  # Whether no reference is opened too often inside itself.
-
-    def all(self, name: str) -> list[Any]:
-        return [part.schema[name] for part in self.parts if name in part.schema]
-
-    def limits(self, of: str) -> tuple[int, float]:
-        return max([0, *self.all("min" + of)]), min([math.inf, *self.all("max" + of)])
-
-    def refusal(self, names: Iterable[str], why: str) -> InputError:
-        places = [(n, p) for n in names for p in self.parts if n in p.schema]
-        return places[0][1].refusal(places[0][0], why)
+_Case = list[_Part]
 
 
 def schema_expression(schema: Any) -> str:
@@ -121,12 +112,12 @@ class _Writer:
     def __init__(self, root: Any):
         self.root, self.left = root, MAX_LENGTH
 
-    def expression(self, parts: list[_Part], levels: int = MAX_LEVELS) -> str | None:
+    def expression(self, parts: _Case) -> str | None:
         """Returns the expression of values that follow all the schemas, if any can."""
-        parts = [p for p in parts if p.schema is not True and p.schema != {}]
-        levels = MAX_LEVELS if parts else levels
-        cases = [case for case in self._cases(parts) if case.is_open]
-        found = dict.fromkeys(self._case(case, levels) for case in cases)
+        parts = [part for part in parts if part.schema is not True] or parts[:1]
+        if any(p.refs.count(ref) > MAX_LEVELS for p in parts for ref in p.refs):
+            return None
+        found = dict.fromkeys(map(self._case, self._cases(parts)))
         texts = [text for text in found if text]
         self._spend(sum(map(len, texts)))
         return f"(?:{'|'.join(texts)})" if texts else None
@@ -139,37 +130,35 @@ class _Writer:
                 "give one with fewer parts, alternatives or references"
             )
 
-    def _cases(
-        self, todo: list[_Part], done: tuple[_Part, ...] = (), is_open: bool = True
-    ) -> list[_Case]:
-        self._spend(16)  # Time is bounded by the same sum.
-        if not todo:
-            return [_Case(done, is_open)]
-        part, *rest = todo
-        part = part._replace(schema=_checked(part))
-        for name in (name for name in ("anyOf", "oneOf") if name in part.schema):
-            others = {key: part.schema[key] for key in part.schema if key != name}
-            ways = [
-                self._cases([part._replace(schema=others), way, *rest], done, is_open)
-                for way in _inner(part, name)
-            ]
-            if name == "oneOf":
-                for ours, theirs in itertools.permutations(ways, 2):
-                    pairs = itertools.product(ours, theirs)
-                    if not all(self._excludes(*pair) for pair in pairs):
+    def _both(self, ours: list[_Case], theirs: list[_Case]) -> list[_Case]:
+        self._spend(16 * len(ours) * len(theirs))  # So time is bounded, too.
+        return [[*one, *other] for one in ours for other in theirs]
+
+    def _cases(self, parts: _Case, opened: tuple[str, ...] = ()) -> list[_Case]:
+        found: list[_Case] = [[]]
+        for part in parts:
+            part = part._replace(schema=_checked(part))
+            found = self._both(found, [[part]])
+            found = self._both(found, self._cases(part.all("allOf"), opened))
+            if "$ref" in part.schema:
+                ref = part.schema["$ref"]
+                if ref in opened:
+                    raise part.refusal("$ref", "leads to itself")
+                target = _Part(self._target(part), ref, (*part.refs, ref))
+                found = self._both(found, self._cases([target], (*opened, ref)))
+            for name in (name for name in ("anyOf", "oneOf") if name in part.schema):
+                cases = [self._cases([way], opened) for way in part.all(name)]
+                ways = [self._both(found, way) for way in cases]
+                for ours, theirs in itertools.combinations(ways, 2):
+                    both = self._both(ours, theirs) if name == "oneOf" else []
+                    if not all(map(self._is_empty, both)):
                         raise part.refusal(
                             "oneOf",
                             "has alternatives that one value may follow; use anyOf, or "
-                            "a required property with another `const` in each",
+                            "objects with a required property with another `const`",
                         )
-            return [case for way in ways for case in way]
-        if "$ref" in part.schema:
-            ref = part.schema["$ref"]
-            if (times := part.refs.count(ref)) > MAX_LEVELS:
-                raise part.refusal("$ref", "leads to itself")
-            is_open &= times < MAX_LEVELS
-            rest.insert(0, _Part(self._target(part), ref, (*part.refs, ref)))
-        return self._cases([*_inner(part, "allOf"), *rest], (*done, part), is_open)
+                found = list(itertools.chain(*ways))
+        return found
 
     def _target(self, part: _Part) -> Any:
         ref, value = part.schema["$ref"], self.root
@@ -183,89 +172,78 @@ class _Writer:
                 raise part.refusal("$ref", f"leads nowhere: {ref!r}") from None
         return value
 
-    def _excludes(self, one: _Case, other: _Case, levels: int = MAX_LEVELS) -> bool:
-        """Whether surely no text that is written for a case follows the other one."""
-        ours, theirs = _values(one), _values(other)
-        self._spend(8 + len(ours or ()) + len(theirs or ()))
-        if ours is not None and theirs is not None:
-            return not ours.keys() & theirs.keys()
-        common = _types(one, is_written=ours is None) & _types(other)
-        for values in (ours, theirs):
-            if values is not None:
-                common &= set(map(_type_of, values.values()))
-        names = _names(one)
-        if common != {"object"} or ours is not None or names is None or not levels:
-            return not common
-        if not {*itertools.chain(*other.all("required"))} <= {*names}:
-            return True
-        for name in {*itertools.chain(*one.all("required"))}:
-            cases = [self._cases(_property(case, name)) for case in (one, other)]
-            pairs = itertools.product(*cases)
-            if all(self._excludes(a, b, levels - 1) for a, b in pairs):
-                return True
-        return False
+    def _is_empty(self, case: _Case) -> bool:
+        """Whether surely no value follows: by type, value or a required property."""
+        types, _ = _meaning(case)
+        required = itertools.chain(*_all(case, "required"))
+        return not types or (
+            types == {"object"}
+            and any(
+                not any(_meaning(one)[0] for one in self._cases(_inside(case, name)))
+                for name in required
+            )
+        )
 
-    def _case(self, case: _Case, levels: int) -> str | None:
-        types = _types(case, is_written=True)
-        values = _values(case)
+    def _case(self, case: _Case) -> str | None:
+        types, values = _meaning(case)
         if values is not None:
-            for type_ in {*map(_type_of, values.values())} & _KEYWORDS.keys():
-                if any(map(case.all, _KEYWORDS[type_])):
-                    raise case.refusal(_KEYWORDS[type_], "must not stand beside enum")
+            for name in itertools.chain(*(_KEYWORDS.get(one, ()) for one in types)):
+                if _all(case, name):
+                    raise _refusal(case, [name], "must not stand beside enum")
             return "|".join(map(_literal, values.values())) or None
-        if not case.parts and not levels:
-            types -= {"array", "object"}
-        if "fraction" in types:
+        if not _all(case, "type"):  # The other keywords say what is meant.
+            types = {
+                name
+                for name in types
+                if any(_all(case, one) for one in _KEYWORDS.get(name, ()))
+            } or types
+        if "number" in types:
             types.remove("integer")
         found: list[str | None] = [_SCALARS[name] for name in _SCALARS if name in types]
         if "string" in types:
             found.append(_string(case))
         if "array" in types:
-            found.append(self._array(case, levels))
+            found.append(self._array(case))
         if "object" in types:
-            found.append(self._object(case, levels))
+            found.append(self._object(case))
         return "|".join(text for text in found if text) or None
 
-    def _array(self, case: _Case, levels: int) -> str | None:
-        def item(place: int) -> str | None:
-            parts = []
-            for part in case.parts:
-                if place < len(part.schema.get("prefixItems", ())):
-                    parts.append(part.inner("prefixItems", place))
-                elif "items" in part.schema:
-                    parts.append(part.inner("items"))
-            return self.expression(parts, levels - 1) if place < high else None
-
-        low, high = case.limits("Items")
-        firsts = max([1, *map(len, case.all("prefixItems"))])
-        is_tuple = any(case.all("prefixItems")) and not case.all("items")
-        text, more = "", None if is_tuple else item(firsts)
-        if low > (firsts if more is None else high):
+    def _array(self, case: _Case) -> str | None:
+        low, high = _limits(case, "Items")
+        firsts = max([1, *map(len, _all(case, "prefixItems"))])
+        items = [
+            self.expression(_inside(case, place)) if place < high else None
+            for place in range(firsts + 1)
+        ]
+        more = items.pop()
+        if more is None or (_all(case, "prefixItems") and not _all(case, "items")):
+            more, high = "", min(high, firsts)
+        else:
+            more = f"(?:{_COMMA}{more})" + _times(max(low - firsts, 0), high - firsts)
+        if low > high:
             return None
-        if more is not None:
-            text = f"(?:{_COMMA}{more}){between(max(low - firsts, 0), high - firsts)}"
-        for place in reversed(range(firsts)):
-            one = item(place)
-            if one is None and low > place:
+        for place, item in reversed([*enumerate(items)]):
+            if item is None and low > place:
                 return None
-            text = "" if one is None else f"{_COMMA if place else ''}{one}{text}"
+            more = f"{_COMMA if place else ''}{item}{more}" if item else ""
             if low <= place:
-                text = f"(?:{text})?"
-        return rf"\[[ ]?{text}[ ]?\]"
+                more = f"(?:{more})?"
+        return rf"\[[ ]?{more}[ ]?\]"
 
-    def _object(self, case: _Case, levels: int) -> str | None:
-        names, required = _names(case), set(itertools.chain(*case.all("required")))
+    def _object(self, case: _Case) -> str | None:
+        required = {*itertools.chain(*_all(case, "required"))}
+        given = [*_all(case, "properties"), required]
         fields = []
-        for name in [""] if names is None else names:
-            text = self.expression(_property(case, name), levels - 1)
+        for name in dict.fromkeys(itertools.chain(*given)):
+            text = self.expression(_inside(case, name))
             if text is None and name in required:
                 return None
             if text is not None:
-                key = _STRING if names is None else _literal(name)
-                fields.append((f"{key}{_COLON}{text}", name in required))
+                fields.append((f"{_literal(name)}{_COLON}{text}", name in required))
         some = _some(fields) if fields else ""
-        if names is None and some:
-            some += f"(?:{_COMMA}{some})*"
+        is_free = not required and not _all(case, "properties")
+        if is_free and (text := self.expression(_inside(case, ""))):
+            some = f"{_STRING}{_COLON}{text}(?:{_COMMA}{_STRING}{_COLON}{text})*"
         return rf"\{{[ ]?(?:{some}){'' if required else '?'}[ ]?\}}"
 
 
@@ -296,7 +274,7 @@ def _checked(part: _Part) -> dict[str, Any]:
             raise part.refusal(
                 name, f"is not supported; leave it out{did_you_mean(name, _KINDS)}"
             )
-        is_known = not _KINDS[name] or type(value) in _KINDS[name]
+        is_known = _KINDS[name] in (object, type(value))
         if name == "type":
             is_known &= all(one in list(_TYPES) for one in _listed(value))
         elif name == "required":
@@ -308,75 +286,79 @@ def _checked(part: _Part) -> dict[str, Any]:
     return part.schema
 
 
-def _inner(part: _Part, name: str) -> list[_Part]:
-    return [part.inner(name, place) for place in range(len(part.schema.get(name, ())))]
-
-
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _types(case: _Case, is_written: bool = False) -> set[str]:
-    """Returns the types of a case; as written, those that its keywords speak of."""
-    found = set.union(*_TYPES.values())
-    given = case.all("type")
-    for types in given:
-        found &= set.union(set(), *(_TYPES[one] for one in _listed(types)))
-    if is_written and not given:
-        meant = {name for name in _KEYWORDS if any(map(case.all, _KEYWORDS[name]))}
-        found = (meant & found) or found
-    return found
+def _all(case: _Case, name: str) -> list[Any]:
+    return [part.schema[name] for part in case if name in part.schema]
 
 
-def _type_of(value: Any) -> str:
-    kinds = {str: "string", bool: "boolean", list: "array", dict: "object"}
-    if isinstance(value, float):
-        return "integer" if value.is_integer() else "fraction"
-    return "integer" if type(value) is int else kinds.get(type(value), "null")
+def _refusal(case: _Case, names: Iterable[str], why: str) -> InputError:
+    places = [(part, name) for name in names for part in case if name in part.schema]
+    part, name = places[0]
+    return part.refusal(name, why)
 
 
-def _values(case: _Case) -> dict[str, Any] | None:
-    """Returns what `enum` and `const` leave, by its JSON; `None` for any value."""
-    given = [*case.all("enum"), *([value] for value in case.all("const"))]
-    if not given:
-        return None
-    tables = [{json.dumps(one, sort_keys=True): one for one in ones} for ones in given]
-    types = _types(case)
-    return {
+def _limits(case: _Case, of: str) -> tuple[int, float]:
+    return max([0, *_all(case, "min" + of)]), min([math.inf, *_all(case, "max" + of)])
+
+
+def _times(low: int, high: float) -> str:
+    return f"{{{low},{'' if high == math.inf else high}}}"
+
+
+def _meaning(case: _Case) -> tuple[set[str], dict[str, Any] | None]:
+    """Returns the types of a case, and its values by their JSON if it lists them."""
+    types = {*_TYPES}
+    for given in _all(case, "type"):
+        types &= set().union(*(_TYPES[one] for one in _listed(given)))
+    lists = [*_all(case, "enum"), *([value] for value in _all(case, "const"))]
+    if not lists:
+        return types, None
+    tables = [{json.dumps(one, sort_keys=True): one for one in ones} for ones in lists]
+    values = {
         key: value
         for key, value in tables[0].items()
         if _type_of(value) in types and all(key in table for table in tables)
     }
+    return {*map(_type_of, values.values())}, values
 
 
-def _names(case: _Case) -> list[str] | None:
-    """Returns the properties that a case writes, `None` for any."""
-    given = [*case.all("properties"), *filter(None, case.all("required"))]
-    return list(dict.fromkeys(itertools.chain(*given))) if given else None
+def _type_of(value: Any) -> str:
+    is_whole = isinstance(value, float) and value.is_integer()
+    return "integer" if is_whole else _TYPE_OF[type(value)]
 
 
-def _property(case: _Case, name: str = "") -> list[_Part]:
-    """Returns the schemas of one property."""
+def _inside(case: _Case, key: str | int) -> _Case:
+    """Returns the schemas of an item, by its place, or of a property."""
+    listed, others = "properties", "additionalProperties"
+    if isinstance(key, int):
+        listed, others = "prefixItems", "items"
     found = []
-    for part in case.parts:
-        if name in part.schema.get("properties", ()):
-            found.append(part.inner("properties", name))
-        elif "additionalProperties" in part.schema:
-            found.append(part.inner("additionalProperties"))
-    return found
+    for part in case:
+        inner = part.schema.get(listed, {})
+        if key in (range(len(inner)) if isinstance(key, int) else inner):
+            found.append(part.inner(listed, key))
+        elif others in part.schema:
+            found.append(part.inner(others))
+    return found or [_Part(True, case[0].where, (*case[0].refs, ""))]
 
 
 def _string(case: _Case) -> str | None:
-    patterns = {*case.all("pattern")}
-    patterns |= {f"^(?:{FORMATS[name]})$" for name in case.all("format")}
-    if len(patterns) > 1:
-        raise case.refusal(["pattern", "format"], "is one of two; give one of them")
+    patterns = {*_all(case, "pattern")}
+    patterns |= {f"^(?:{FORMATS[name]})$" for name in _all(case, "format")}
+    low, high = _limits(case, "Length")
+    if not patterns:
+        return f'"{CHARACTER}{_times(low, high)}"' if low <= high else None
+    lengths = [*_all(case, "minLength"), *_all(case, "maxLength")]
+    if len(patterns) > 1 or lengths:
+        why = "must not stand beside another one or a length"
+        raise _refusal(case, ["pattern", "format"], why)
     try:
-        return string_expression("".join(patterns), *case.limits("Length"))
+        return string_expression(patterns.pop())
     except InputError as error:
-        raise case.refusal(
-            _KEYWORDS["string"], f"cannot be followed: {error}"
-        ) from error
+        raise _refusal(case, ["pattern"], f"cannot be followed: {error}") from error
 
 
 def _literal(value: Any) -> str:
