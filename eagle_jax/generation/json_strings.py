@@ -38,11 +38,16 @@ _DATE = (
 )
 _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?"
 _TIME += r"(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
+_ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+_HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.)+[A-Za-z]{2,}"
+_PART = r"(?:[A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9A-Fa-f]{2})*"
 FORMATS = {
     "date": _DATE,
     "time": _TIME,
     "date-time": f"{_DATE}T{_TIME}",
     "uuid": r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    "email": rf"{_ATOM}(?:\.{_ATOM})*@{_HOST}",
+    "uri": rf"https?://{_HOST}(?::\d{{1,4}})?(?:/{_PART})?(?:#{_PART})?",
 }
 """The patterns of formats: RFC 3339's days that there are, and times with an offset."""
 
