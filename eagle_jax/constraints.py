@@ -80,7 +80,8 @@ class Guide:
     def of_known(self, known: jax.Array, vocab_size: int) -> "Guide":
         """Returns a guide for logits `[..., W]` of some of `V` tokens, `[W]` int32."""
         size = len(known)
-        places = jnp.full(vocab_size, size, jnp.int32).at[known].set(jnp.arange(size))
+        places = jnp.full(vocab_size, size, jnp.int32)
+        places = places.at[known].set(jnp.arange(size, dtype=jnp.int32))
         return dataclasses.replace(self, known=known, places=places)
 
     def advance(self, states: Any, tokens: jax.Array) -> Any:

@@ -307,7 +307,7 @@ def _penalize(
     if settings.presence is not None:
         logits -= jnp.where(generated > 0, settings.presence, 0.0)
     if settings.frequency is not None:
-        logits -= settings.frequency * generated
+        logits -= settings.frequency * generated.astype(jnp.float32)
     return logits
 
 

@@ -81,8 +81,8 @@ class OwnTarget:
 
     def init_cache(self, batch: int, capacity: int) -> dict[str, Any]:
         """Returns an empty cache; every array has the batch as axis 0."""
-        shape = (batch, capacity, WIDTH)
-        past = [(jnp.zeros(shape), jnp.zeros(shape)) for _ in range(LAYERS)]
+        kind = (batch, capacity, WIDTH), jnp.float32
+        past = [(jnp.zeros(*kind), jnp.zeros(*kind)) for _ in range(LAYERS)]
         # A length for each row: rows accept different numbers of drafts.
         return {"length": jnp.zeros(batch, jnp.int32), "past": past}
 

@@ -275,7 +275,7 @@ def finish_prefill(
     guide = decoder.guide(params, begun)
     logits, greedy = process(guide, raw), decoder.is_greedy
     first = choose_tokens(
-        requests.sampling, requests.keys, logits, lengths, greedy=greedy
+        begun.rows.sampling, begun.rows.keys, logits, lengths, greedy=greedy
     )[:, None]
     one = jnp.ones(batch, jnp.int32)
     is_forbidden = find_forbidden(guide, logits[:, None], one[:, None] - 1, first)

@@ -196,7 +196,7 @@ def record_round(
         accept_lengths=state.accept_lengths.at[rows, slot].set(
             num_accepted, mode="drop"
         ),
-        num_rounds=state.num_rounds + state.is_running,
+        num_rounds=state.num_rounds + state.is_running.astype(jnp.int32),
         expected=expected,
     )
 

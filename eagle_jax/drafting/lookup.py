@@ -187,7 +187,7 @@ def find_matches(
         before = text[jnp.maximum(places - back, 0)]
         wanted = text[jnp.maximum(length - back, 0)]
         is_same &= (places >= back) & (length >= back) & (before == wanted)
-        matched += is_same
+        matched += is_same.astype(jnp.int32)
     scores = jnp.where(matched > 0, matched * capacity + (capacity - places), 0)
     count = min(num_matches, capacity)
     _, found = jax.lax.top_k(scores, count)

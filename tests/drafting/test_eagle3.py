@@ -134,13 +134,13 @@ def proposed(drafter: TreeDrafter, params: Params) -> tuple[DraftTree, Any]:
     rows = 4
     shape = (rows, 8, CONFIG.feature_size)
     chunk = whole_prompts(
-        jnp.broadcast_to(jnp.arange(8), (rows, 8)),
+        jnp.broadcast_to(jnp.arange(8, dtype=jnp.int32), (rows, 8)),
         jnp.arange(rows) % 8 + 1,
         jax.random.normal(jax.random.key(5), shape),
     )
     empty = drafter.init_state(rows, 64)
     state = drafter.prefill_chunk(params.drafter, empty, chunk)
-    root = jnp.arange(rows)
+    root = jnp.arange(rows, dtype=jnp.int32)
     tree, _ = jax.jit(drafter.propose)(params.drafter, state, root, make_draws(rows))
     return tree, state
 

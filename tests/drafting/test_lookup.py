@@ -31,13 +31,13 @@ def judge(text: list[int], depth: int, matches: int, ngram: int) -> list[list[in
 
 def propose(text: list[int], drafter: LookupDrafter) -> DraftTree:
     padded = (
-        jnp.full((1, CAPACITY), 99)
+        jnp.full((1, CAPACITY), 99, jnp.int32)
         .at[0, : len(text) - 1]
         .set(jnp.array(text[:-1], jnp.int32))
     )
-    chunk = whole_prompts(padded, jnp.array([len(text) - 1]))
+    chunk = whole_prompts(padded, jnp.array([len(text) - 1], jnp.int32))
     state = drafter.prefill_chunk((), drafter.init_state(1, CAPACITY), chunk)
-    tree, _ = drafter.propose((), state, jnp.array(text[-1:]), make_draws(1))
+    tree, _ = drafter.propose((), state, jnp.array(text[-1:], jnp.int32), make_draws(1))
     return jax.tree.map(lambda x: np.asarray(x[0]), tree)
 
 

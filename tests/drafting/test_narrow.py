@@ -38,12 +38,12 @@ def read(drafter: TreeDrafter, params: Any) -> tuple[Any, Any, jax.Array]:
     """A state after random prompts, its roots, and their output."""
     shape = (4, 8, CONFIG.feature_size)
     chunk = whole_prompts(
-        jnp.broadcast_to(jnp.arange(8), (4, 8)),
-        jnp.arange(4) + 1,
+        jnp.broadcast_to(jnp.arange(8, dtype=jnp.int32), (4, 8)),
+        jnp.arange(4, dtype=jnp.int32) + 1,
         jax.random.normal(jax.random.key(5), shape),
     )
     state = jax.jit(drafter.prefill_chunk)(params, drafter.init_state(4, 64), chunk)
-    root = jnp.arange(4)
+    root = jnp.arange(4, dtype=jnp.int32)
     return state, root, jax.jit(drafter.model.read)(params, state, root)[0]
 
 

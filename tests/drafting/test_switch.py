@@ -46,7 +46,7 @@ class LearnedByHeart(ToyTarget):
     def unembed(self, params: Any, hidden: jax.Array) -> jax.Array:
         del params
         following = jnp.array([*self.text[1:], 0])[hidden[..., 0]]
-        return 9.0 * jax.nn.one_hot(following, self.vocab_size)
+        return 9.0 * jax.nn.one_hot(following, self.vocab_size, dtype=jnp.float32)
 
 
 def written(text: list[int], drafter: Drafter) -> tuple[DecodeState, list[DraftTree]]:

@@ -126,7 +126,9 @@ class OldAndNewAlive(ToyTarget):
 
         def write(row: jax.Array, codes: jax.Array) -> jax.Array:
             window = output.entries[row][None]
-            return jax.lax.dynamic_update_slice(codes, window, (row, cache.length[row]))
+            return jax.lax.dynamic_update_slice(
+                codes, window, (jnp.int32(row), cache.length[row])
+            )
 
         written = jax.lax.fori_loop(0, len(tokens), write, cache.codes)
         return dataclasses.replace(output, entries=(written, cache.length))

@@ -108,7 +108,7 @@ def likeliest_second(tree: Any, draws: Any) -> dict[str, Any]:
 
 def with_replacement(tree: Any, draws: Any) -> dict[str, Any]:
     second = jax.vmap(jax.random.categorical)(draws.keys, tree.draft_logits[:, 0])
-    return {"tokens": tree.tokens.at[:, 2].set(second)}
+    return {"tokens": tree.tokens.at[:, 2].set(second.astype(jnp.int32))}
 
 
 def of_the_parent(tree: Any) -> jax.Array:
