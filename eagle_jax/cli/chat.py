@@ -46,13 +46,7 @@ _GROUPS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-
-    def run() -> int:
-        arguments = _parse(argv)
-        config = join_settings(GenerateConfig, arguments.config, arguments)
-        return _chat(arguments, config)
-
-    return run_command(run)
+    return run_command(lambda: _chat(_parse(argv)))
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
@@ -74,7 +68,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _chat(arguments: argparse.Namespace, config: GenerateConfig) -> int:
+def _chat(arguments: argparse.Namespace) -> int:
+    config = join_settings(GenerateConfig, arguments.config, arguments)
     pair = open_named(arguments, config)
     if not pair.tokenizer.chat_template:
         raise InputError(

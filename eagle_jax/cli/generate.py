@@ -48,14 +48,9 @@ _BRANCHING = {"num_nodes": 26, "depth": 6, "width": 4}
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-
-    def run() -> int:
-        arguments = _parse(argv)
-        _join_processes(arguments)
-        config = join_settings(GenerateConfig, arguments.config, arguments)
-        return _generate(arguments, config)
-
-    return run_command(run, unwritable="cannot write the results: {error}")
+    return run_command(
+        lambda: _generate(_parse(argv)), unwritable="cannot write the results: {error}"
+    )
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
@@ -132,7 +127,9 @@ def _check(arguments: argparse.Namespace, config: GenerateConfig) -> None:
         )
 
 
-def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
+def _generate(arguments: argparse.Namespace) -> int:
+    _join_processes(arguments)
+    config = join_settings(GenerateConfig, arguments.config, arguments)
     _check(arguments, config)
     pair = open_named(arguments, config, mesh_shape(arguments))
     prompts, asked = read_requests(arguments, pair)

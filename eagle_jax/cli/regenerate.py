@@ -22,14 +22,9 @@ from eagle_jax.training.regenerate import RegenerateJob, regenerate_file
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-
-    def run() -> int:
-        arguments = _parse(argv)
-        config = join_settings(GenerateConfig, None, arguments)
-        return _run(arguments, config)
-
     return run_command(
-        run, interrupted="interrupted; the same command goes on from here"
+        lambda: _run(_parse(argv)),
+        interrupted="interrupted; the same command goes on from here",
     )
 
 
@@ -51,7 +46,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _run(arguments: argparse.Namespace, config: GenerateConfig) -> int:
+def _run(arguments: argparse.Namespace) -> int:
+    config = join_settings(GenerateConfig, None, arguments)
     output = arguments.output
     check_writable(output)
     names = (field.name for field in dataclasses.fields(RegenerateJob))

@@ -31,13 +31,7 @@ _GROUPS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-
-    def run() -> int:
-        arguments = _parse(argv)
-        config = join_settings(GenerateConfig, arguments.config, arguments)
-        return _serve(arguments, config)
-
-    return run_command(run, unwritable="cannot serve: {error}")
+    return run_command(lambda: _serve(_parse(argv)), unwritable="cannot serve: {error}")
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
@@ -75,7 +69,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def _serve(arguments: argparse.Namespace, config: GenerateConfig) -> int:
+def _serve(arguments: argparse.Namespace) -> int:
+    config = join_settings(GenerateConfig, arguments.config, arguments)
     try:
         from eagle_jax.serve.app import ServeConfig, make_app
         from eagle_jax.serve.engine import Engine

@@ -31,8 +31,6 @@ class View:
         show_tree: Whether to draw the last round's tree.
         is_silent: Whether to show no text, for a run that only takes the time.
         is_chat: Whether texts answer prompts, instead of going on from them.
-        force_rounds: Whether to drive rounds from Python although nothing looks at
-            them, as the run does that this one is compared with.
     """
 
     stream: bool = False
@@ -40,12 +38,11 @@ class View:
     show_tree: bool = False
     is_silent: bool = False
     is_chat: bool = False
-    force_rounds: bool = False
 
     @property
     def by_round(self) -> bool:
         """Whether rounds are driven from Python."""
-        return self.stream or self.trace or self.show_tree or self.force_rounds
+        return self.stream or self.trace or self.show_tree
 
 
 class Session:
@@ -96,7 +93,8 @@ class Session:
 
     def again(self, runner: Runner | None = None) -> "Session":
         """Returns a silent one that decodes the same, by another runner if any."""
-        view = View(is_silent=True, force_rounds=self._view.by_round)
+        # Trees are kept between the times that are taken, which are of the same rounds.
+        view = View(is_silent=True, trace=self._view.by_round)
         asked = [*zip(self._encoded, self._settings, strict=True)]
         return Session(runner or self._runner, self._prompts, asked, view)
 

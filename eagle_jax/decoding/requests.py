@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from eagle_jax.config import SamplingConfig, require
 from eagle_jax.errors import InputError
 from eagle_jax.prefill import PREFILL_CHUNK
 from eagle_jax.prng import make_key, own_keys
@@ -125,7 +126,8 @@ def make_requests(
     batch = len(prompts)
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     new_tokens = _per_row(max_new_tokens, batch, np.int32, "max_new_tokens")
-    _require(new_tokens >= 1, "max_new_tokens", new_tokens, "at least 1")
+    fewest = new_tokens.min()
+    require(fewest >= 1, "max_new_tokens", fewest, "at least 1")
     limits = _longest_texts(lengths, new_tokens, max_length)
     for row, prompt in enumerate(prompts):
         check_request(
@@ -151,20 +153,17 @@ def _sampling(
     temperature: object, top_p: object, top_k: object, min_p: object, batch: int
 ) -> SamplingParams:
     """Returns the settings by which the tokens of all rows are drawn."""
-    temperatures = _per_row(temperature, batch, np.float32, "temperature")
-    is_temperature = np.isfinite(temperatures) & (temperatures >= 0)
-    _require(is_temperature, "temperature", temperatures, "finite, 0 or more")
-    top_ps = _per_row(top_p, batch, np.float32, "top_p")
-    _require((top_ps > 0) & (top_ps <= 1), "top_p", top_ps, "above 0 and at most 1")
-    top_ks = _per_row(top_k, batch, np.int32, "top_k")
-    _require(top_ks >= -1, "top_k", top_ks, "0 or -1 (off), or more")
-    min_ps = _per_row(min_p, batch, np.float32, "min_p")
-    _require((min_ps >= 0) & (min_ps <= 1), "min_p", min_ps, "0 (off) to 1")
+    columns = {
+        "temperature": _per_row(temperature, batch, np.float64, "temperature"),
+        "top_p": _per_row(top_p, batch, np.float64, "top_p"),
+        "top_k": _per_row(top_k, batch, np.int32, "top_k"),
+        "min_p": _per_row(min_p, batch, np.float64, "min_p"),
+    }
+    for row in zip(*columns.values(), strict=True):
+        SamplingConfig(**dict(zip(columns, row, strict=True)))
+    kinds = {"i": jnp.int32, "f": jnp.float32}
     return SamplingParams(
-        temperature=jnp.asarray(temperatures),
-        top_p=jnp.asarray(top_ps),
-        top_k=jnp.asarray(top_ks),
-        min_p=jnp.asarray(min_ps),
+        **{name: jnp.asarray(x, kinds[x.dtype.kind]) for name, x in columns.items()}
     )
 
 
@@ -351,13 +350,6 @@ def round_up_slots(max_length: int, depth: int) -> int:
         depth: The drafter's depth, `D`; 0 without a drafter.
     """
     return -(-(max_length + depth + 1) // _SLOT_BUCKET) * _SLOT_BUCKET
-
-
-def _require(holds: np.ndarray, name: str, values: np.ndarray, wanted: str) -> None:
-    """Refuses values unless every one `holds`, and names the first that does not."""
-    if not holds.all():
-        # Seven digits are all that float32 keeps of the number that was given.
-        raise InputError(f"{name} = {values[holds.argmin()]:.7g} must be {wanted}")
 
 
 def _per_row(values: object, batch: int, dtype: type, name: str) -> np.ndarray:

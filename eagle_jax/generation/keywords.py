@@ -4,7 +4,6 @@ Each repeats the fields of settings by their names; `None` stands for what holds
 it.
 """
 
-import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -96,27 +95,16 @@ def shown(keywords: Any, *settings: type) -> Callable[[Function], Function]:
         keywords: The `TypedDict` of the function's `**` argument.
         settings: The dataclasses that have the defaults.
     """
-    usual = {
-        field.name: field.default
-        for kind in settings
-        for field in dataclasses.fields(kind)
-        if field.default is not dataclasses.MISSING
-    }
-    hints = typing.get_type_hints(keywords)
 
     def decorate(function: Function) -> Function:
         plain = inspect.signature(function)
-        *first, _ = plain.parameters.values()
-        rest = [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=usual.get(name),
-                annotation=hint,
-            )
-            for name, hint in hints.items()
-        ]
-        function.__dict__["__signature__"] = plain.replace(parameters=[*first, *rest])
+        *shown, last = plain.parameters.values()
+        for name, hint in typing.get_type_hints(keywords).items():
+            # A class has the default of a field as its attribute, if there is one.
+            found = [getattr(kind, name) for kind in settings if hasattr(kind, name)]
+            one = last.replace(name=name, kind=last.KEYWORD_ONLY, annotation=hint)
+            shown.append(one.replace(default=found[-1] if found else None))
+        function.__dict__["__signature__"] = plain.replace(parameters=shown)
         return function
 
     return decorate

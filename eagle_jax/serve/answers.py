@@ -43,7 +43,8 @@ class Answer:
     def whole(self, generations: Sequence[Generation]) -> dict[str, Any]:
         """Returns the answer with all texts, in order."""
         choices = [
-            self._choice(number, done.text, done.finish_reason, done.logprobs)
+            self._ended(number, done.finish_reason, done.logprobs)
+            | self._said(done.text)
             for number, done in enumerate(generations)
         ]
         made = sum(len(done.token_ids) for done in generations)
@@ -59,22 +60,14 @@ class Answer:
             async for piece in pieces:
                 made += len(piece.token_ids)
                 if piece.text or piece.logprobs or piece.finish_reason is not None:
-                    yield self._event([self._part(piece)])
+                    part = self._ended(piece.index, piece.finish_reason, piece.logprobs)
+                    yield self._event([part | self._added(piece.text)])
         except Exception as error:
             yield _event(error_body(error))
             return
         if self._request.with_usage:
             yield self._event([], self._usage(made))
         yield DONE
-
-    def _choice(
-        self,
-        index: int,
-        text: str,
-        reason: str | None,
-        found: Sequence[TokenLogprob] | None,
-    ) -> dict[str, Any]:
-        return self._ended(index, reason, found) | {"text": text}
 
     def _ended(
         self,
@@ -94,9 +87,13 @@ class Answer:
         """Returns what comes before any text."""
         return []
 
-    def _part(self, piece: Piece) -> dict[str, Any]:
-        reason, found = piece.finish_reason, piece.logprobs
-        return self._choice(piece.index, piece.text, reason, found)
+    def _said(self, text: str) -> dict[str, Any]:
+        """Returns what a choice says of a whole text."""
+        return {"text": text}
+
+    def _added(self, text: str) -> dict[str, Any]:
+        """Returns what a choice says of a piece."""
+        return {"text": text}
 
     def _usage(self, made: int) -> dict[str, int]:
         read = self._request.num_prompt_tokens
@@ -114,25 +111,16 @@ class ChatAnswer(Answer):
     prefix, whole_kind = "chatcmpl", "chat.completion"
     piece_kind = "chat.completion.chunk"
 
-    def _choice(
-        self,
-        index: int,
-        text: str,
-        reason: str | None,
-        found: Sequence[TokenLogprob] | None,
-    ) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return self._ended(index, reason, found) | {"message": message}
-
     def _first(self) -> list[dict[str, Any]]:
         begin = {"role": "assistant", "content": ""}
         numbers = range(len(self._request.asked))
         return [self._ended(number, None) | {"delta": begin} for number in numbers]
 
-    def _part(self, piece: Piece) -> dict[str, Any]:
-        delta = {"content": piece.text} if piece.text else {}
-        told = self._ended(piece.index, piece.finish_reason, piece.logprobs)
-        return told | {"delta": delta}
+    def _said(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def _added(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text} if text else {}}
 
 
 def logprobs(
