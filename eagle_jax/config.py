@@ -36,7 +36,7 @@ _FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 def require(holds: bool, name: str, value: object, wanted: str) -> None:
     """Raises an error that names the setting, what was given and what is wanted."""
     if not holds:
-        raise InputError(f"{name} = {value} must be {wanted}")
+        raise InputError(f"{name} = {value} must be {wanted}", setting=name)
 
 
 def require_int32(name: str, value: int) -> None:

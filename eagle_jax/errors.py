@@ -17,11 +17,15 @@ class InputError(ValueError):
     The message is one line that names what was given, what was expected and what
     to do. Scripts print it without a traceback and exit with code 2. Since it may
     repeat what a file says, it passes through `one_line`.
+
+    Attributes:
+        setting: The name of the setting that is to blame; `None` if no single one is.
     """
 
-    def __init__(self, message: object) -> None:
+    def __init__(self, message: object, *, setting: str | None = None) -> None:
         """Takes the message: a text, or an error whose text is taken."""
         super().__init__(one_line(str(message)))
+        self.setting = setting
 
 
 def one_line(text: str) -> str:

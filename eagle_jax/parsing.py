@@ -148,7 +148,8 @@ def check_type(hint: Any, value: Any, where: str) -> Any:
             wanted.append("one of " + ", ".join(map(repr, choices)))
         elif kind is not types.NoneType:
             wanted.append(kind.__name__)
-    raise InputError(f"{where} = {value!r} must be {' or '.join(wanted)}")
+    told = f"{where} = {value!r} must be {' or '.join(wanted)}"
+    raise InputError(told, setting=where)
 
 
 def _parse(

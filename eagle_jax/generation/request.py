@@ -109,7 +109,8 @@ class RequestConfig:
         if self.include_stop_str_in_output and not self.stop:
             raise InputError(
                 "include_stop_str_in_output keeps the string that ended a text, but "
-                "`stop` holds none"
+                "`stop` holds none",
+                setting="include_stop_str_in_output",
             )
         names = ("temperature", "top_p", "top_k", "min_p")
         SamplingConfig(**{name: getattr(self, name) for name in names})
@@ -310,7 +311,8 @@ def _require_whole(name: str, value: Any, least: int = 0, end: int = 2**31) -> i
             raise TypeError
         whole = operator.index(value)
     except TypeError:
-        raise InputError(f"{name} = {value!r} must be a whole number") from None
+        told = f"{name} = {value!r} must be a whole number"
+        raise InputError(told, setting=name) from None
     require(least <= whole < end, name, whole, f"{least} to {end - 1}")
     return whole
 
@@ -319,5 +321,6 @@ def _strings(name: str, given: Any) -> tuple[str, ...]:
     strings = (given,) if isinstance(given, str) else tuple(given)
     for one in strings:
         if not isinstance(one, str) or not one:
-            raise InputError(f"{name} holds {one!r}; give strings that are not empty")
+            told = f"{name} holds {one!r}; give strings that are not empty"
+            raise InputError(told, setting=name)
     return strings

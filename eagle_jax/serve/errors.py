@@ -16,7 +16,6 @@ class ServeError(InputError):
 
     Attributes:
         status: The HTTP status.
-        param: The field of the request that is to blame.
         code: OpenAI's name of the error.
     """
 
@@ -25,12 +24,12 @@ class ServeError(InputError):
         message: object,
         status: int = 400,
         *,
-        param: str | None = None,
+        setting: str | None = None,
         code: str | None = None,
     ) -> None:
         """Takes the message, of which one line is kept."""
-        super().__init__(message)
-        self.status, self.param = status, param
+        super().__init__(message, setting=setting)
+        self.status = status
         self.code = code or _CODES.get(status)
 
 
@@ -42,7 +41,7 @@ def error_body(error: Exception) -> dict[str, Any]:
     fields = {
         "message": str(told),
         "type": "rate_limit_error" if status == 429 else kind,
-        "param": getattr(told, "param", None),
+        "param": told.setting,
         "code": getattr(told, "code", None),
     }
     return {"error": fields}
@@ -60,7 +59,7 @@ def error_response(error: Exception) -> JSONResponse:
 def no_model(named: object, model: str) -> ServeError:
     """Returns the error of a request to another model than the server's."""
     told = f"there is no model {named!r}; this is {model}"
-    return ServeError(told, 404, param="model", code="model_not_found")
+    return ServeError(told, 404, setting="model", code="model_not_found")
 
 
 def failure() -> ServeError:

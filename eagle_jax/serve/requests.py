@@ -1,10 +1,12 @@
 """From the body of a request to prompts and settings."""
 
 import dataclasses
+import functools
+import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from eagle_jax.config import require
 from eagle_jax.errors import InputError, one_line
@@ -26,17 +28,22 @@ _MOST_STRINGS, _LONGEST_STRING, _MOST_BIASES = 128, 256, 1024
 
 _OF_COMPLETIONS = 16  # OpenAI's default; a chat goes on as long as it can.
 _MOST_LOGPROBS = 20
+_RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 _OF_CHOICE = ("model", "stream", "stream_options", "logprobs")
 _OF_PROMPT = ("chat_template_kwargs", "truncate_prompt_tokens")
+
+Found: TypeAlias = tuple[str, str, Any]  # A field, the setting that it is, its value.
 
 
 def _strings(value: Any, name: str) -> list[str]:
     found = [value] if isinstance(value, str) else value
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise InputError(f"{name} must be a string or a list of strings")
+        told = f"{name} must be a string or a list of strings"
+        raise InputError(told, setting=name)
     if len(found) > _MOST_STRINGS or max(map(len, found), default=0) > _LONGEST_STRING:
         raise InputError(
-            f"{name} may hold {_MOST_STRINGS} strings of {_LONGEST_STRING} characters"
+            f"{name} may hold {_MOST_STRINGS} strings of {_LONGEST_STRING} characters",
+            setting=name,
         )
     return found
 
@@ -44,31 +51,33 @@ def _strings(value: Any, name: str) -> list[str]:
 def _ids(value: Any, name: str) -> list[int]:
     if isinstance(value, list) and all(type(one) is int for one in value):
         return value
-    raise InputError(f"{name} must be a list of whole numbers")
+    raise InputError(f"{name} must be a list of whole numbers", setting=name)
 
 
 def _stop_ids(value: Any, name: str) -> list[int]:
     if len(found := _ids(value, name)) > _MOST_STRINGS:
-        raise InputError(f"{name} may hold {_MOST_STRINGS} ids")
+        raise InputError(f"{name} may hold {_MOST_STRINGS} ids", setting=name)
     return found
 
 
 def _biases(value: Any, name: str) -> dict[int, float]:
     if len(_object(value, name)) > _MOST_BIASES:
-        raise InputError(f"{name} may hold {_MOST_BIASES} ids")
+        raise InputError(f"{name} may hold {_MOST_BIASES} ids", setting=name)
     # Python reads other digits, signs, spaces and underscores as numbers, too.
     if not all(re.fullmatch("[0-9]{1,10}", id_) for id_ in value):
-        raise InputError(f"{name} must map token ids, in digits, to numbers")
+        raise InputError(
+            f"{name} must map token ids, in digits, to numbers", setting=name
+        )
     found = {int(id_): check_type(float, one, name) for id_, one in value.items()}
     if len(found) < len(value):
-        raise InputError(f"{name} names a token twice")
+        raise InputError(f"{name} names a token twice", setting=name)
     return found
 
 
 def _object(value: Any, name: str) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
-    raise InputError(f"{name} must be an object")
+    raise InputError(f"{name} must be an object", setting=name)
 
 
 def _schema(value: Any, name: str) -> str | dict[str, Any]:
@@ -148,7 +157,9 @@ class Reader:
         Raises:
             InputError: If it cannot be had.
         """
-        fields = _object(parse_json(body, "the body"), "the body")
+        fields = parse_json(body, "the body")
+        if not isinstance(fields, dict):
+            raise InputError("the body must be an object")
         _check_unicode(fields)
         fields = {name: x for name, x in fields.items() if x is not None}
         self._check_names(fields, is_chat)
@@ -160,7 +171,7 @@ class Reader:
                 raise ServeError(
                     f"{len(prompts)} prompts with n = {settings.n} are more texts than "
                     f"the {self.max_texts} that the server takes",
-                    param="n",
+                    setting="n",
                 )
             encoded = [self._encode(one, fields, field) for one in prompts]
             return TextRequest(
@@ -169,10 +180,10 @@ class Reader:
                 num_samples=settings.n,
                 **_stream(fields),
             )
-        except ServeError:
-            raise
         except InputError as error:
-            raise _blaming(error, fields) from error
+            if error.setting not in fields:  # It may be missing, or lie in another.
+                error.setting = None
+            raise
 
     def _check_names(self, fields: Mapping[str, Any], is_chat: bool) -> None:
         """Refuses another model, and what nobody would read."""
@@ -182,93 +193,91 @@ class Reader:
         for name in fields:
             if name not in known | (chat if is_chat else {"prompt"}):
                 told = f"the field {name!r} is not supported here"
-                raise ServeError(told, param=one_line(name))
+                raise ServeError(told, setting=one_line(name))
         if fields.get("model", self.model) != self.model:
             raise no_model(fields["model"], self.model)
 
     def _settings(self, fields: Mapping[str, Any], is_chat: bool) -> RequestConfig:
-        given: dict[str, Any] = {}
-        names: dict[str, str] = {}
-        more = [*_constraints(fields), *_logprobs(fields, is_chat)]
-        for name, (setting, value) in [*_plain(fields), *more]:
-            if setting in given:
-                raise ServeError(
-                    f"{names[setting]} and {name} are both given", param=name
-                )
-            given[setting], names[setting] = value, name
         most = self.max_length if is_chat else _OF_COMPLETIONS
-        given = {"max_new_tokens": most, "seed": None, **given}
-        return self.pair.request(**given)
+        given: dict[str, Any] = {"max_new_tokens": most, "seed": None}
+        names: dict[str, str] = {}
+        found = _plain(fields), _constraints(fields), _logprobs(fields, is_chat)
+        for name, setting, value in itertools.chain(*found):
+            if setting in names:
+                told = f"{names[setting]} and {name} are both given"
+                raise InputError(told, setting=name)
+            given[setting], names[setting] = value, name
+        try:
+            return self.pair.request(**given)
+        except InputError as error:
+            told = str(error)
+            for setting, usual in _RENAMED.items():
+                told = told.replace(setting, names.get(setting, usual))
+            raise InputError(told, setting=names.get(error.setting or "")) from error
 
     def _encode(self, prompt: Any, fields: Mapping[str, Any], field: str) -> list[int]:
         how = {name: fields[name] for name in _OF_PROMPT if name in fields}
         name = "chat_template_kwargs"
         if "{" in str(_object(how.get(name, {}), name).get("chat_template")):
             # It would be run, and might never end.
-            raise ServeError("chat_template must be the name of one", param=name)
+            raise ServeError("chat_template must be the name of one", setting=name)
         check_type(int, how.get("truncate_prompt_tokens", 1), "truncate_prompt_tokens")
         ids = self.pair.encode(prompt, **how)
         if len(ids) >= self.max_length:
             raise ServeError(
                 f"the prompt has {len(ids)} tokens, but prompt and text together may "
                 f"have {self.max_length}",
-                param=field,
+                setting=field,
                 code="context_length_exceeded",
             )
         return ids
 
 
-def _plain(fields: Mapping[str, Any]) -> list[tuple[str, tuple[str, Any]]]:
-    found: list[tuple[str, tuple[str, Any]]] = []
-    for name, value in fields.items():
-        if name in _SETTINGS:
-            setting, kind = _SETTINGS[name]
-            is_type = isinstance(kind, type)
-            read = check_type(kind, value, name) if is_type else kind(value, name)
-            found.append((name, (setting, read)))
-    return found
+def _plain(fields: Mapping[str, Any]) -> Iterator[Found]:
+    for name in filter(_SETTINGS.__contains__, fields):
+        setting, kind = _SETTINGS[name]
+        read = functools.partial(check_type, kind) if isinstance(kind, type) else kind
+        yield name, setting, read(fields[name], name)
 
 
-def _constraints(fields: Mapping[str, Any]) -> list[tuple[str, tuple[str, Any]]]:
-    """Returns the constraints that stand in objects of their own."""
-    name, found = "structured_outputs", []
+def _constraints(fields: Mapping[str, Any]) -> Iterator[Found]:
+    """Yields the constraints that stand in objects of their own."""
+    name = "structured_outputs"
     for kind, value in _object(fields.get(name, {}), name).items():
         if kind not in ("regex", "json"):
-            raise ServeError(f"{name} may hold regex or json, not {kind!r}", param=name)
+            raise ServeError(
+                f"{name} may hold regex or json, not {kind!r}", setting=name
+            )
         is_regex = kind == "regex"
         read = check_type(str, value, name) if is_regex else _schema(value, name)
-        found.append((name, ("regex" if is_regex else "json_schema", read)))
+        yield name, "regex" if is_regex else "json_schema", read
     name = "response_format"
     form = _object(fields.get(name, {"type": "text"}), name)
     kind = form.get("type")
     if kind == "json_schema":
         held = _object(form.get("json_schema"), f"{name}.json_schema")
         schema = _object(held.get("schema"), f"{name}.json_schema.schema")
-        found.append((name, ("json_schema", schema)))
+        yield name, "json_schema", schema
     elif kind != "text":
         raise ServeError(
             f"{name} of type {kind!r} is not supported; give text, or json_schema with "
             "a schema",
-            param=name,
+            setting=name,
         )
-    return found
 
 
-def _logprobs(
-    fields: Mapping[str, Any], is_chat: bool
-) -> list[tuple[str, tuple[str, Any]]]:
-    """Returns how many log-probabilities are asked for; chats say it in two fields."""
+def _logprobs(fields: Mapping[str, Any], is_chat: bool) -> Iterator[Found]:
+    """Yields how many log-probabilities are asked for; chats say it in two fields."""
     name = "top_logprobs" if is_chat else "logprobs"
     is_asked = name in fields
     if is_chat:
         is_asked = check_type(bool, fields.get("logprobs", False), "logprobs")
         if name in fields and not is_asked:
-            raise ServeError(f"{name} needs logprobs: true", param=name)
-    if not is_asked:
-        return []
-    count = check_type(int, fields.get(name, 0), name)
-    require(0 <= count <= _MOST_LOGPROBS, name, count, f"0 to {_MOST_LOGPROBS}")
-    return [(name, ("logprobs", count))]
+            raise ServeError(f"{name} needs logprobs: true", setting=name)
+    if is_asked:
+        count = check_type(int, fields.get(name, 0), name)
+        require(0 <= count <= _MOST_LOGPROBS, name, count, f"0 to {_MOST_LOGPROBS}")
+        yield name, "logprobs", count
 
 
 def _prompts(fields: Mapping[str, Any]) -> list[Any]:
@@ -281,14 +290,18 @@ def _prompts(fields: Mapping[str, Any]) -> list[Any]:
         ids = [one for one in prompts if not isinstance(one, str)]
         if all(_ids(one, "prompt") for one in ids):
             return prompts
-    raise InputError("prompt must be a text, token ids, or a list of these")
+    raise InputError(
+        "prompt must be a text, token ids, or a list of these", setting="prompt"
+    )
 
 
 def _messages(fields: Mapping[str, Any]) -> list[Any]:
     """Returns the conversation, as the one prompt that it is."""
     given = fields.get("messages")
     if not isinstance(given, list) or not given:
-        raise InputError("messages must be a list of at least one message")
+        raise InputError(
+            "messages must be a list of at least one message", setting="messages"
+        )
     return [[_message(one) for one in given]]
 
 
@@ -299,12 +312,15 @@ def _message(given: Any) -> dict[str, str]:
     for name in message:
         if name not in ("role", "content", "name"):
             told = f"the field {name!r} of a message is not supported here"
-            raise ServeError(told, param="messages")
+            raise ServeError(told, setting="messages")
     parts = message.get("content")
     if isinstance(parts, Sequence) and not isinstance(parts, str):
         message["content"] = "".join(map(_part, parts))
     if not all(isinstance(message.get(name), str) for name in ("role", "content")):
-        raise InputError("messages must have a role and a content, which are strings")
+        raise InputError(
+            "messages must have a role and a content, which are strings",
+            setting="messages",
+        )
     return message
 
 
@@ -312,7 +328,7 @@ def _part(given: Any) -> str:
     part = _object(given, "messages")
     if part.get("type") == "text" and isinstance(part.get("text"), str):
         return part["text"]
-    raise InputError("messages may hold parts of type text alone")
+    raise InputError("messages may hold parts of type text alone", setting="messages")
 
 
 def _stream(fields: Mapping[str, Any]) -> dict[str, bool]:
@@ -320,7 +336,8 @@ def _stream(fields: Mapping[str, Any]) -> dict[str, bool]:
     options = _object(fields.get("stream_options", {}), "stream_options")
     known = "include_usage", "include_obfuscation"  # The second one pads, for TLS.
     if not options.keys() <= set(known):
-        raise InputError(f"stream_options may hold {' and '.join(known)} alone")
+        told = f"stream_options may hold {' and '.join(known)} alone"
+        raise InputError(told, setting="stream_options")
     with_usage, _ = (check_type(bool, options.get(x, False), x) for x in known)
     return {"is_streamed": is_streamed, "with_usage": with_usage and is_streamed}
 
@@ -331,12 +348,3 @@ def _check_unicode(fields: Mapping[str, Any]) -> None:
         json.dumps(fields, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise InputError("the body holds what is no valid Unicode text") from error
-
-
-def _blaming(error: InputError, fields: Mapping[str, Any]) -> ServeError:
-    """Returns the error in the names of the request's own fields."""
-    both = "max_tokens", "max_completion_tokens"
-    told = str(error).replace("min_new_tokens", "min_tokens")
-    told = told.replace("max_new_tokens", both["max_completion_tokens" in fields])
-    first = told.split(" ")[0]
-    return ServeError(told, param=first if first in fields else None)
