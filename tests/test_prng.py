@@ -117,7 +117,8 @@ def test_random_weights_of_one_stack_are_independent(implementation: str) -> Non
         return eagle_head.init_params(key, tiny.HEAD).fc
 
     each = jnp.stack([weights(key) for key in keys])
-    np.testing.assert_array_equal(jax.vmap(weights)(keys), each)
+    # Other draws differ by 0.02; programs of other shapes round in another way.
+    np.testing.assert_allclose(jax.vmap(weights)(keys), each, rtol=1e-5, atol=1e-7)
 
 
 def test_keys_are_made_in_one_place_alone() -> None:

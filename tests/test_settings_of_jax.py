@@ -42,8 +42,13 @@ def usual() -> list[list[int]]:
 
 @pytest.mark.parametrize(
     "setting",
-    [jax.enable_x64(True), jax.debug_nans(True), jax.debug_infs(True)],
-    ids=["64 bits", "debug_nans", "debug_infs"],
+    [
+        jax.enable_x64(True),
+        jax.debug_nans(True),
+        jax.debug_infs(True),
+        jax.numpy_dtype_promotion("strict"),
+    ],
+    ids=["64 bits", "debug_nans", "debug_infs", "strict"],
 )
 def test_texts_are_the_same_under_a_setting(setting: Any, usual: Any) -> None:
     with setting:
@@ -63,8 +68,11 @@ def test_texts_are_the_same_under_a_setting(setting: Any, usual: Any) -> None:
         ("rest", "greedy"),
     ],
 )
-def test_nothing_is_computed_in_64_bit_floats(name: str, rule: Any) -> None:
-    """In 64-bit mode a literal without a type would change sums, and so texts."""
+def test_no_type_is_promoted_and_no_float_has_64_bits(name: str, rule: Any) -> None:
+    """In 64-bit mode a literal without a type would change sums, and so texts.
+
+    JAX refuses the rest itself where promotion is strict.
+    """
     target_params = tiny.target_params(drafters.CONFIG)
     drafter, params = drafters.make(name, target_params)
     decoder = Decoder(target=drafters.TARGET, drafter=drafter, acceptance=rule)
@@ -73,11 +81,13 @@ def test_nothing_is_computed_in_64_bit_floats(name: str, rule: Any) -> None:
         state = speculative.prefill(decoder, params, requests, num_slots=64)
         return speculative.decode(decoder, params, state)
 
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
         requests = make_requests(
             PROMPTS,
             max_new_tokens=8,
-            processors=ProcessorConfig(repetition_penalty=1.5, presence_penalty=0.5),
+            processors=ProcessorConfig(
+                repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.5
+            ),
             temperature=0.0 if rule == "greedy" else 1.0,
         )
         lines = str(jax.make_jaxpr(run)(params, requests)).splitlines()
