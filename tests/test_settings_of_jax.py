@@ -1,5 +1,6 @@
 """What a process may set in JAX: texts and types stay what they are."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,7 +9,6 @@ import pytest
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
-from eagle_jax.interface import Params
 from eagle_jax.processors import ProcessorConfig
 from eagle_jax.testing import assert_same_tokens
 from eagle_jax.tree import from_paths
@@ -56,32 +56,27 @@ def test_texts_are_the_same_under_a_setting(setting: Any, usual: Any) -> None:
 
 
 # One of each kind of drafter, and of each way to draw.
-@pytest.mark.parametrize(
-    "name, rule",
-    [
+@pytest.fixture(
+    params=[
         ("switch", "coupled"),
         ("bush, drawn", "rejection"),
+        ("chain of fewer tokens", "coupled"),
         ("medusa", "greedy"),
         ("dspark", "coupled"),
         ("small eagle2, calibrated", "coupled"),
         ("recycling", "greedy"),
         ("rest", "greedy"),
     ],
+    ids=lambda case: case[0],
 )
-def test_no_type_is_promoted_and_no_float_has_64_bits(name: str, rule: Any) -> None:
-    """In 64-bit mode a literal without a type would change sums, and so texts.
-
-    JAX refuses the rest itself where promotion is strict.
-    """
+def decoding(request: pytest.FixtureRequest) -> Callable[[], Any]:
+    """Reads prompts and decodes texts with every penalty, from nothing."""
+    name, rule = request.param
     target_params = tiny.target_params(drafters.CONFIG)
     drafter, params = drafters.make(name, target_params)
     decoder = Decoder(target=drafters.TARGET, drafter=drafter, acceptance=rule)
 
-    def run(params: Params, requests: Any) -> Any:
-        state = speculative.prefill(decoder, params, requests, num_slots=64)
-        return speculative.decode(decoder, params, state)
-
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+    def run() -> Any:
         requests = make_requests(
             PROMPTS,
             max_new_tokens=8,
@@ -90,6 +85,20 @@ def test_no_type_is_promoted_and_no_float_has_64_bits(name: str, rule: Any) -> N
             ),
             temperature=0.0 if rule == "greedy" else 1.0,
         )
-        lines = str(jax.make_jaxpr(run)(params, requests)).splitlines()
+        state = speculative.prefill(decoder, params, requests, num_slots=64)
+        return speculative.decode(decoder, params, state)
+
+    return run
+
+
+def test_nothing_is_computed_in_64_bit_floats(decoding: Callable[[], Any]) -> None:
+    """In 64-bit mode a literal without a type would change sums, and so texts."""
+    with jax.enable_x64(True):
+        lines = str(jax.make_jaxpr(decoding)()).splitlines()
     results = [line.split(" = ")[0] for line in lines if " = " in line]
     assert results and not [result for result in results if "f64" in result]
+
+
+def test_no_type_is_promoted(decoding: Callable[[], Any]) -> None:
+    with jax.numpy_dtype_promotion("strict"):
+        jax.eval_shape(decoding)  # JAX itself refuses what is.
