@@ -146,7 +146,8 @@ def test_texts_are_those_of_transformers_with_the_same_file(chat_folder: Path) -
         (chat_folder / "generation_config.json").write_text(json.dumps(record))
         pair = load_pair(str(chat_folder), method="lookup")
         (one,) = pair.generate("the heart")
-        judge = AutoModelForCausalLM.from_pretrained(chat_folder, dtype="float32")
+        model: Any = AutoModelForCausalLM
+        judge = model.from_pretrained(chat_folder, dtype="float32")
         ids = torch.tensor([one.prompt_ids])
         wanted = judge.generate(ids, attention_mask=torch.ones_like(ids))
         assert one.token_ids == wanted[0, ids.shape[1] :].tolist(), record
