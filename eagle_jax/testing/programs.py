@@ -15,7 +15,8 @@ COLLECTIVES = (
 )
 """The operations that move data between devices."""
 
-_COPIES = ("copy", "copy-start", "transpose", "scatter", "gather", "select")
+# A scatter writes in place: where it cannot, XLA puts a copy before it.
+_COPIES = ("copy", "copy-start", "transpose", "gather", "select")
 _VECTOR_MEMORY = "S(1)"
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _CALLED = re.compile(

@@ -55,8 +55,9 @@ def test_caches_are_aliased_and_never_copied(programs: dict[str, Any]) -> None:
             rf"= {re.escape(CACHE_SHAPE)}\S* ([\w-]+)\(", program.as_text()
         )
         made = collections.Counter(operations)
-        assert made["dynamic-update-slice"] > 0, name  # The shape is spelled right.
-        assert made["copy"] == made["transpose"] == made["scatter"] == 0, (name, made)
+        written = made["dynamic-update-slice"] + made["scatter"]
+        assert written > 0, name  # The shape is spelled right.
+        assert made["copy"] == made["transpose"] == 0, (name, made)
 
 
 def test_programs_do_not_grow_with_their_rows() -> None:
