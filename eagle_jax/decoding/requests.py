@@ -159,7 +159,7 @@ def _sampling(
         "top_k": _per_row(top_k, batch, np.int32, "top_k"),
         "min_p": _per_row(min_p, batch, np.float64, "min_p"),
     }
-    for row in zip(*columns.values(), strict=True):
+    for row in dict.fromkeys(zip(*columns.values(), strict=True)):
         SamplingConfig(**dict(zip(columns, row, strict=True)))
     kinds = {"i": jnp.int32, "f": jnp.float32}
     return SamplingParams(
