@@ -9,9 +9,9 @@ test it all in `eagle_jax.testing`.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from eagle_jax.automaton import TokenAutomaton
 from eagle_jax.config import ChainConfig, SamplingConfig, StaticConfig, TreeConfig
 from eagle_jax.constraints import Constraint
+from eagle_jax.constraints.automaton import TokenAutomaton
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import AcceptanceRule, Decoder
 from eagle_jax.decoding.logprobs import LogprobsConfig
@@ -48,12 +48,12 @@ from eagle_jax.parallel import MeshShape
 from eagle_jax.processors import ProcessorConfig
 
 if TYPE_CHECKING:
-    from eagle_jax.generation.config import GenerateConfig
-    from eagle_jax.generation.load import load_embedded_pair, load_pair
-    from eagle_jax.generation.pair import Pair
-    from eagle_jax.generation.request import RequestConfig
-    from eagle_jax.generation.results import Generation, Piece, TokenLogprob
-    from eagle_jax.generation.scheduler import Scheduler
+    from eagle_jax.engine.config import GenerateConfig
+    from eagle_jax.engine.load import load_embedded_pair, load_pair
+    from eagle_jax.engine.pair import Pair
+    from eagle_jax.engine.request import RequestConfig
+    from eagle_jax.engine.results import Generation, Piece, TokenLogprob
+    from eagle_jax.engine.scheduler import Scheduler
 
 __version__ = "0.1.0"
 
@@ -132,5 +132,5 @@ def __getattr__(name: str) -> Any:
     """Imports what reads checkpoints when it is first asked for: it takes a while."""
     if name not in _LATER:
         raise AttributeError(f"module 'eagle_jax' has no attribute {name!r}")
-    module = importlib.import_module(f"eagle_jax.generation.{_LATER[name]}")
+    module = importlib.import_module(f"eagle_jax.engine.{_LATER[name]}")
     return getattr(module, name)

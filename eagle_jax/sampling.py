@@ -7,12 +7,14 @@ coupling without communication (Daliri, Musco and Suresh 2024, arXiv 2408.07978)
 """
 
 import functools
+import math
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.sharding import AxisType
 
-from eagle_jax.mesh_axes import num_parts
 from eagle_jax.prng import gumbel, own_keys
 
 _THRESHOLD_BITS = 30  # From this bit on a float would be 2.0, and no probability is.
@@ -358,3 +360,24 @@ def drafting_keys(keys: jax.Array, root_positions: jax.Array) -> jax.Array:
         return jax.random.fold_in(jax.random.fold_in(key, _DRAFTING), position)
 
     return jax.vmap(fold)(own_keys(keys), root_positions)
+
+
+def split_axes() -> Mapping[str, int]:
+    """Returns the mesh axes that a row's arrays may be split over, with their sizes.
+
+    They are those that the compiler places arrays on. A program that is traced without
+    a mesh has none, whatever its arguments lie on.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    return {
+        name: size
+        for name, size, kind in zip(
+            mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True
+        )
+        if kind == AxisType.Auto
+    }
+
+
+def num_parts() -> int:
+    """Returns how many devices share the work of a row; 1 without a mesh."""
+    return math.prod(split_axes().values())

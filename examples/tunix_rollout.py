@@ -24,7 +24,7 @@ from tunix.rl.rollout.vanilla_rollout import VanillaRollout
 import eagle_jax
 from eagle_jax.decoding.rates import tokens_per_round
 from eagle_jax.decoding.requests import bucket_prompt
-from eagle_jax.generation.rows import read_rows
+from eagle_jax.engine.rows import read_rows
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.training.step import (
     StepConfig,

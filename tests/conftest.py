@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from eagle_jax.generation.devices import leave_out_tpus
-from eagle_jax.generation.programs import PROGRAMS
-from eagle_jax.generation.tokenizer import load_tokenizer
+from eagle_jax.engine.programs import PROGRAMS
+from eagle_jax.engine.tokenizer import load_tokenizer
+from eagle_jax.models.devices import leave_out_tpus
 from tests.devices import QUICK
 from tests.eagle3_pair import write_pair
 from tests.stories import Stories, load_stories

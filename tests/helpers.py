@@ -17,8 +17,8 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import TreeDrafter
+from eagle_jax.engine.config import GenerateConfig
 from eagle_jax.errors import InputError
-from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.interface import Draws, Params, PromptChunk
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.sampling import SamplingParams

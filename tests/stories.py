@@ -14,7 +14,7 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import TreeDrafter
-from eagle_jax.generation.tokenizer import load_tokenizer
+from eagle_jax.engine.tokenizer import load_tokenizer
 from eagle_jax.heads.eagle import model as eagle_head
 from eagle_jax.heads.eagle.draft import EagleHead
 from eagle_jax.heads.eagle.model import EagleHeadConfig, EagleHeadParams

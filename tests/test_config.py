@@ -17,7 +17,7 @@ from eagle_jax.config import (
     load_config,
 )
 from eagle_jax.drafting import LookupConfig, SwitchConfig
-from eagle_jax.generation.config import GenerateConfig
+from eagle_jax.engine.config import GenerateConfig
 from eagle_jax.training.config import (
     OptimizerConfig,
     RunConfig,

@@ -46,7 +46,7 @@ except eagle_jax.InputError as error:
     print(error)
 """
 CORE = [
-    *("config", "files", "interface", "sampling", "prefill", "tree", "models"),
+    *("config", "files", "interface", "sampling", "constraints", "tree", "models"),
     *("drafting", "decoding", "adapters", "parallel", "testing", "training"),
 ]
 

@@ -11,64 +11,47 @@ _BELOW = {
     "errors": "",
     "assets": "",
     "parsing": "errors",
-    "markdown": "",
-    "ordering": "",
-    "progress": "",
+    "reporting": "",
     "files": "errors parsing",
     "logs": "errors files parsing",
     "config": "errors parsing",
-    "mesh_axes": "",
     "prng": "",
-    "sampling": "mesh_axes prng",
-    "top_k": "mesh_axes",
-    "tree": "config top_k",
+    "sampling": "prng",
+    "tree": "config sampling",
     "processors": "config errors parsing",
-    "constraints": "processors tree",
-    "automaton": "",
-    "interface": "constraints sampling tree",
-    "protocols": "errors interface tree",
-    "prefill": "interface ordering protocols",
-    "models": "interface mesh_axes ordering prng",
-    "drafting": (
-        "config constraints interface models ordering parsing prefill prng sampling "
-        "top_k tree"
-    ),
-    "decoding": (
-        "config constraints errors interface prefill prng processors protocols "
-        "sampling top_k tree"
-    ),
-    "adapters": "errors interface models ordering",
+    "constraints": "errors parsing processors tree",
+    "interface": "constraints errors sampling tree",
+    "models": "errors interface prng sampling",
+    "drafting": "config constraints errors interface models parsing prng sampling tree",
+    "decoding": "config constraints errors interface prng processors sampling tree",
+    "adapters": "errors interface models",
     "checkpoints": "config drafting errors files models parsing prng tree",
     "methods": "assets checkpoints config drafting errors interface tree",
-    "parallel": "errors models",
+    "parallel": "checkpoints errors models",
     "testing": "config decoding drafting errors interface prng sampling tree",
-    "heads": (
-        "checkpoints config drafting errors interface models ordering parsing prng"
+    "heads": "checkpoints config drafting errors interface models parsing prng",
+    "engine": (
+        "assets checkpoints config constraints decoding drafting errors heads "
+        "interface methods models parallel parsing processors tree"
     ),
-    "generation": (
-        "assets automaton checkpoints config constraints decoding drafting errors "
-        "heads interface methods models parallel parsing prefill prng processors tree"
-    ),
-    "serve": "config errors generation parsing",
+    "serve": "config errors engine parsing",
     "training": (
-        "checkpoints config decoding drafting errors files generation heads "
-        "interface logs markdown methods models parallel parsing prng progress tree"
+        "checkpoints config decoding drafting errors files engine heads "
+        "interface logs methods models parallel parsing prng reporting tree"
     ),
     "benchmarks": (
-        "config decoding drafting generation heads interface methods models parallel "
+        "config decoding drafting engine heads interface methods models parallel "
         "prng testing training"
     ),
     "evaluation": (
-        "assets checkpoints config decoding drafting errors files generation heads "
-        "interface logs markdown methods models parsing progress training tree"
+        "assets checkpoints config decoding drafting errors files engine heads "
+        "interface logs methods models parsing reporting training tree"
     ),
-    "tuning": (
-        "config decoding drafting errors generation interface methods progress tree"
-    ),
+    "tuning": "config decoding drafting engine errors interface methods reporting tree",
     "cli": (
-        "assets automaton benchmarks checkpoints config decoding drafting errors "
-        "evaluation files generation heads interface markdown methods models "
-        "parallel parsing serve training tree tuning"
+        "assets benchmarks checkpoints config decoding drafting errors evaluation "
+        "files engine heads interface methods models parallel parsing reporting serve "
+        "training tree tuning"
     ),
 }
 ALLOWED = {part: set(below.split()) for part, below in _BELOW.items()}

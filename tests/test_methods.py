@@ -19,7 +19,7 @@ from eagle_jax.drafting import (
     SwitchConfig,
 )
 from eagle_jax.drafting.calibration import UNCALIBRATED
-from eagle_jax.generation.config import GenerateConfig
+from eagle_jax.engine.config import GenerateConfig
 from eagle_jax.methods import METHODS, Context, find_method
 from eagle_jax.testing import ToyModel
 from eagle_jax.tree import EAGLE1_TREE, RECYCLING_TREE, Topology

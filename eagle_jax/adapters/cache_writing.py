@@ -19,8 +19,8 @@ from flax import struct
 
 from eagle_jax.errors import InputError
 from eagle_jax.interface import TargetOutput
+from eagle_jax.interface.ordering import after
 from eagle_jax.models.cache import append_rows
-from eagle_jax.ordering import after
 
 
 @struct.dataclass(kw_only=True)

@@ -19,7 +19,7 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import TreeDrafter, find_tree_drafter
-from eagle_jax.generation.pairs import LoadedPair
+from eagle_jax.engine.pairs import LoadedPair
 from eagle_jax.interface import Params, Target
 from eagle_jax.methods import PLAIN
 

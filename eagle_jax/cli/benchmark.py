@@ -23,9 +23,9 @@ from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings
 from eagle_jax.config import DecodingConfig, TreeConfig
 from eagle_jax.decoding.requests import make_requests, round_up_slots
+from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.errors import InputError
-from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.methods import METHODS, PLAIN, SMALL_MODEL
 
 _CAPTION = (

@@ -18,9 +18,9 @@ from eagle_jax.cli.pair_flags import add_pair_flags, open_measured
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.config import DecodingConfig, TreeConfig, require
+from eagle_jax.engine.config import GenerateConfig
 from eagle_jax.evaluation.fit import calibrate_pair, calibration_file, describe
 from eagle_jax.files import write_json
-from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.methods import METHODS
 
 _METHODS = [name for name, row in METHODS.items() if row.settings is TreeConfig]

@@ -27,14 +27,14 @@ from eagle_jax.cli.settings import (
     add_settings,
     join_settings,
 )
+from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.pair import Message, Pair
+from eagle_jax.engine.programs import PROGRAMS
+from eagle_jax.engine.request import RequestConfig
+from eagle_jax.engine.results import Generation, Pieces
+from eagle_jax.engine.scheduler import Scheduler
 from eagle_jax.errors import InputError
-from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.pair import Message, Pair
-from eagle_jax.generation.programs import PROGRAMS
-from eagle_jax.generation.request import RequestConfig
-from eagle_jax.generation.results import Generation, Pieces
-from eagle_jax.generation.scheduler import Scheduler
-from eagle_jax.markdown import decimals
+from eagle_jax.reporting import decimals
 
 _HELP = "/reset begins anew, /help shows this, Ctrl-C ends an answer, Ctrl-D the chat"
 _SAMPLING = "temperature top_p top_k min_p seed"

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NoReturn
 import jax
 
 from eagle_jax.errors import InputError, did_you_mean, one_line
-from eagle_jax.generation.devices import leave_out_tpus
+from eagle_jax.models.devices import leave_out_tpus
 
 EXIT_INPUT = 2
 EXIT_INTERRUPTED = 130

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from eagle_jax.cli.session import Session
-from eagle_jax.generation.runner import Runner
+from eagle_jax.engine.runner import Runner
 
 _SECONDS, _FEWEST, _MOST, _SPREAD = 10.0, 3, 9, 1.2
 

@@ -24,6 +24,7 @@ from eagle_jax.cli.files import check_folder, read_prompts
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_groups, join_settings
 from eagle_jax.config import CONFIGS
+from eagle_jax.engine.config import GenerateConfig
 from eagle_jax.evaluation.evaluate import evaluate
 from eagle_jax.evaluation.plan import EvaluationConfig, make_runs, parse_method
 from eagle_jax.evaluation.questions import (
@@ -36,9 +37,8 @@ from eagle_jax.evaluation.questions import (
 from eagle_jax.evaluation.records import speed
 from eagle_jax.evaluation.runs import EvaluatedRun, find_baseline, identical
 from eagle_jax.evaluation.templates import TEMPLATES
-from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.markdown import decimals
 from eagle_jax.methods import METHODS, WEIGHTS
+from eagle_jax.reporting import decimals
 
 _TARGET = (
     "target: a Hugging Face folder or hub name; without one the embedded pair, with "

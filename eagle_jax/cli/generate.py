@@ -31,11 +31,11 @@ from eagle_jax.cli.request_flags import add_request_flags, read_requests
 from eagle_jax.cli.session import Session, View
 from eagle_jax.cli.settings import METHOD_GROUPS, add_groups, join_settings
 from eagle_jax.config import CONFIGS
+from eagle_jax.engine.config import GenerateConfig, of_call
+from eagle_jax.engine.runner import Runner
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
 from eagle_jax.files import write_json, write_whole
-from eagle_jax.generation.config import GenerateConfig, of_call
-from eagle_jax.generation.runner import Runner
 from eagle_jax.models.quantized import num_bytes
 
 _GROUPS = {

@@ -7,9 +7,9 @@ import jinja2
 from eagle_jax.cli import results
 from eagle_jax.cli.tree_view import lay_out, visible
 from eagle_jax.decoding.rates import repetition
+from eagle_jax.engine.text import TextStream
 from eagle_jax.errors import InputError
-from eagle_jax.generation.text import TextStream
-from eagle_jax.markdown import decimals
+from eagle_jax.reporting import decimals
 
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("eagle_jax.cli"),

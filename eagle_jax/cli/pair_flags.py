@@ -6,10 +6,10 @@ from pathlib import Path
 from eagle_jax import assets
 from eagle_jax.cli.command import Parser, say
 from eagle_jax.cli.files import read_prompts
+from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.load import load_pair
+from eagle_jax.engine.pair import Pair
 from eagle_jax.errors import InputError
-from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.load import load_pair
-from eagle_jax.generation.pair import Pair
 from eagle_jax.methods import Method
 from eagle_jax.parallel import MeshShape
 

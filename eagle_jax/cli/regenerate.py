@@ -16,7 +16,7 @@ from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import DATA, check_writable
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, join_settings
-from eagle_jax.generation.config import GenerateConfig
+from eagle_jax.engine.config import GenerateConfig
 from eagle_jax.training.regenerate import RegenerateJob, regenerate_file
 
 

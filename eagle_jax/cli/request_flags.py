@@ -10,10 +10,10 @@ from typing import Any
 from eagle_jax.cli.command import Parser
 from eagle_jax.cli.files import read_prompts, read_settings
 from eagle_jax.cli.settings import add_settings
+from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.pair import Pair
+from eagle_jax.engine.request import Asked, each_sample
 from eagle_jax.errors import InputError
-from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.pair import Pair
-from eagle_jax.generation.request import Asked, each_sample
 from eagle_jax.parsing import read_json
 
 _PLAIN = (

@@ -9,10 +9,10 @@ import numpy as np
 from eagle_jax.decoding.rates import tokens_per_round
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import StopReason
-from eagle_jax.generation.request import RequestConfig
-from eagle_jax.generation.results import tell_logprobs
-from eagle_jax.generation.rows import Row
-from eagle_jax.markdown import decimals
+from eagle_jax.engine.request import RequestConfig
+from eagle_jax.engine.results import tell_logprobs
+from eagle_jax.engine.rows import Row
+from eagle_jax.reporting import decimals
 
 
 def run_record(

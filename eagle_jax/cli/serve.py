@@ -18,8 +18,8 @@ from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.pair_flags import open_named
 from eagle_jax.cli.settings import METHOD_GROUPS, add_groups, join_settings
 from eagle_jax.config import CONFIGS, require
+from eagle_jax.engine.config import GenerateConfig
 from eagle_jax.errors import InputError
-from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.parallel import parse_mesh
 
 _GROUPS = {

@@ -12,12 +12,12 @@ from eagle_jax.cli.progress import progress
 from eagle_jax.cli.tree_view import draw_tree
 from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
 from eagle_jax.decoding.state import StopReason
-from eagle_jax.generation.batches import decode_all, is_queue
-from eagle_jax.generation.request import Asked
-from eagle_jax.generation.results import Generation
-from eagle_jax.generation.rows import Row
-from eagle_jax.generation.runner import Runner
-from eagle_jax.generation.stopping import StoppingText
+from eagle_jax.engine.batches import decode_all, is_queue
+from eagle_jax.engine.request import Asked
+from eagle_jax.engine.results import Generation
+from eagle_jax.engine.rows import Row
+from eagle_jax.engine.runner import Runner
+from eagle_jax.engine.stopping import StoppingText
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from eagle_jax.config import DecodingConfig, load_config
-from eagle_jax.generation.config import GenerateConfig, check_read
-from eagle_jax.generation.request import RequestConfig
+from eagle_jax.engine.config import GenerateConfig, check_read
+from eagle_jax.engine.request import RequestConfig
 from eagle_jax.methods import METHODS
 
 Settings = TypeVar("Settings")

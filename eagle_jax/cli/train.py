@@ -25,11 +25,11 @@ from eagle_jax.cli.processes import add_mesh_flags, join, mesh_shape, print_once
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_groups, with_flags
 from eagle_jax.config import DecodingConfig, TreeConfig, load_config
+from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.pairs import open_pair
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.fit import calibrate_pair, calibration_file
 from eagle_jax.files import write_json
-from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.pairs import open_pair
 from eagle_jax.heads import HEADS
 from eagle_jax.heads.block.head import BlockSettings, DSparkSettings
 from eagle_jax.heads.block.loss import BlockLoss

@@ -25,9 +25,9 @@ from eagle_jax.cli.pair_flags import add_pair_flags, open_measured
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.config import DecodingConfig, require
+from eagle_jax.engine.config import GenerateConfig, check_read
+from eagle_jax.engine.request import each_sample, request_of
 from eagle_jax.files import write_whole
-from eagle_jax.generation.config import GenerateConfig, check_read
-from eagle_jax.generation.request import each_sample, request_of
 from eagle_jax.methods import METHODS
 from eagle_jax.tuning.trials import (
     Trial,

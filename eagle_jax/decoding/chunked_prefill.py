@@ -16,8 +16,8 @@ from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.state import DecodeState, StopReason, emit, record_logprobs
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Cache, Params, PromptChunk
-from eagle_jax.prefill import chunk_size, read_chunk
-from eagle_jax.protocols import check, check_batch, check_logits, check_output
+from eagle_jax.interface.checks import check, check_batch, check_logits, check_output
+from eagle_jax.interface.prefill import chunk_size, read_chunk
 from eagle_jax.sampling import choose_tokens
 
 

@@ -14,7 +14,7 @@ from flax import struct
 from eagle_jax.config import require, require_counts
 from eagle_jax.errors import InputError
 from eagle_jax.interface import PromptChunk
-from eagle_jax.top_k import top_k
+from eagle_jax.tree.top_k import top_k
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 """Names of distributions, vLLM's: the target's own, or what tokens are drawn from.

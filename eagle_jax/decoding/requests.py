@@ -13,7 +13,7 @@ from flax import struct
 
 from eagle_jax.config import SamplingConfig, require
 from eagle_jax.errors import InputError
-from eagle_jax.prefill import PREFILL_CHUNK
+from eagle_jax.interface.prefill import PREFILL_CHUNK
 from eagle_jax.prng import make_key, own_keys
 from eagle_jax.processors import (
     NO_TOKEN,

@@ -41,7 +41,7 @@ from eagle_jax.decoding.logprobs import Logprobs, no_logprobs
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState, StopReason
 from eagle_jax.interface import Params
-from eagle_jax.prefill import chunk_size
+from eagle_jax.interface.prefill import chunk_size
 from eagle_jax.processors import ProcessorConfig
 
 

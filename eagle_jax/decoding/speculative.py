@@ -20,7 +20,7 @@ from eagle_jax.decoding.state import (
     record_round,
 )
 from eagle_jax.interface import Draws, Params, TargetOutput, Verified
-from eagle_jax.protocols import check, check_tree
+from eagle_jax.interface.checks import check, check_tree
 from eagle_jax.sampling import drafting_keys, position_noise
 from eagle_jax.tree import Acceptance, DraftTree, flatten, root_only
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from eagle_jax.interface import Cache, Entries, PromptChunk
-from eagle_jax.ordering import after
+from eagle_jax.interface.ordering import after
 
 Run = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Entries]]
 """A function that runs a model over waiting tokens.

@@ -15,8 +15,8 @@ from flax import struct
 
 from eagle_jax.interface import Draws, PromptChunk, Verified
 from eagle_jax.parsing import check_types
-from eagle_jax.top_k import top_k
 from eagle_jax.tree import NO_PARENT, RECYCLING_TREE, ROOT, DraftTree, Topology
+from eagle_jax.tree.top_k import top_k
 
 UNKNOWN = -1
 """The entry of a matrix that was never filled; it is read as no child."""

@@ -9,9 +9,9 @@ from flax import struct
 
 from eagle_jax.drafting.model import read_waiting
 from eagle_jax.interface import Cache, DraftingTarget, Entries, PromptChunk, Target
+from eagle_jax.interface.ordering import after
+from eagle_jax.interface.prefill import read_chunk
 from eagle_jax.models.layers import take_token
-from eagle_jax.ordering import after
-from eagle_jax.prefill import read_chunk
 
 
 @struct.dataclass(kw_only=True)

@@ -6,19 +6,19 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from eagle_jax.decoding.requests import bucket_length
+from eagle_jax.engine import text
+from eagle_jax.engine.batches import decode_all
+from eagle_jax.engine.pairs import LoadedPair
+from eagle_jax.engine.rows import Row
+from eagle_jax.engine.runner import Runner
+from eagle_jax.engine.scheduler import Scheduler
+from eagle_jax.engine.served import Served
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.nodes import VerifiedTree
 from eagle_jax.evaluation.plan import EvaluationConfig, RunPlan
 from eagle_jax.evaluation.questions import Question
 from eagle_jax.evaluation.records import COLUMNS, Record
 from eagle_jax.evaluation.templates import encode
-from eagle_jax.generation import text
-from eagle_jax.generation.batches import decode_all
-from eagle_jax.generation.pairs import LoadedPair
-from eagle_jax.generation.rows import Row
-from eagle_jax.generation.runner import Runner
-from eagle_jax.generation.scheduler import Scheduler
-from eagle_jax.generation.served import Served
 
 _TURN_SEEDS = 1 << 24
 """The distance between the seeds of two turns: more than any file has questions."""

@@ -10,6 +10,7 @@ import jax
 
 from eagle_jax import assets
 from eagle_jax.checkpoints import check_max_length
+from eagle_jax.engine.pairs import PairSource, open_pair
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.answers import QuestionAnswerer
 from eagle_jax.evaluation.plan import EvaluationConfig, RunPlan, run_settings
@@ -17,10 +18,9 @@ from eagle_jax.evaluation.questions import Question
 from eagle_jax.evaluation.records import Record, versions
 from eagle_jax.evaluation.runs import EvaluatedRun, read_run
 from eagle_jax.evaluation.templates import encode
-from eagle_jax.generation.pairs import PairSource, open_pair
 from eagle_jax.logs import JsonLines, check_log, read_log
 from eagle_jax.models.transformer import TransformerParams
-from eagle_jax.progress import Progress, Report, say_nothing, show_nothing
+from eagle_jax.reporting import Progress, Report, say_nothing, show_nothing
 
 _EMBEDDED = {
     str(assets.TARGET): "embedded target",

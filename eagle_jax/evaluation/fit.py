@@ -23,12 +23,12 @@ from eagle_jax.config import SamplingConfig
 from eagle_jax.decoding.requests import bucket_prompt
 from eagle_jax.drafting import Calibration, TreeDrafter, find_tree_drafter
 from eagle_jax.drafting.calibration import Confidence
+from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.pairs import LoadedPair
+from eagle_jax.engine.runner import Runner
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.nodes import VerifiedTree, tried_in
-from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.pairs import LoadedPair
-from eagle_jax.generation.runner import Runner
-from eagle_jax.progress import Progress, show_nothing
+from eagle_jax.reporting import Progress, show_nothing
 
 MIN_TRIALS = 200
 """The number of trials that a cell needs for an exponent of its own."""

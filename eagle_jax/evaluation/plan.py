@@ -9,9 +9,9 @@ from typing import Any
 
 from eagle_jax.config import shortest
 from eagle_jax.drafting import TreeDrafter, find_tree_drafter
+from eagle_jax.engine.config import GenerateConfig
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.templates import Template
-from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.interface import Drafter
 from eagle_jax.methods import METHODS, Method
 from eagle_jax.parsing import parse_json

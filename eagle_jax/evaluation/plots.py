@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from eagle_jax.evaluation.nodes import Reliability, tried_in
 from eagle_jax.evaluation.runs import EvaluatedRun, Group
-from eagle_jax.markdown import decimals
+from eagle_jax.reporting import decimals
 
 # Okabe and Ito's colours, which colour-blind readers tell apart; no yellow on white.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")

@@ -15,7 +15,7 @@ from eagle_jax.evaluation.runs import (
     speedups,
     varying,
 )
-from eagle_jax.markdown import NOTHING, decimals, markdown, ratio
+from eagle_jax.reporting import NOTHING, decimals, markdown, ratio
 
 
 def runs_table(runs: list[EvaluatedRun]) -> str:

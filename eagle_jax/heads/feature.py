@@ -10,11 +10,11 @@ from flax import struct
 
 from eagle_jax.drafting.model import read_waiting
 from eagle_jax.interface import PromptChunk
+from eagle_jax.interface.ordering import after
 from eagle_jax.models import cache as kv
 from eagle_jax.models.layers import AttentionContext, decoder_layer
 from eagle_jax.models.rope import rotary_tables
 from eagle_jax.models.transformer import Tables, causal_mask, nearest, output_head
-from eagle_jax.ordering import after
 
 
 @struct.dataclass(kw_only=True)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax.ordering import after
+from eagle_jax.interface.ordering import after
 
 
 @struct.dataclass(kw_only=True)

@@ -23,9 +23,9 @@ from flax import struct
 from jax.sharding import PartitionSpec
 from jax.tree_util import GetAttrKey
 
-from eagle_jax.mesh_axes import split_axes
 from eagle_jax.models.linear import init_matrix, linear
 from eagle_jax.models.quantized import Matrix
+from eagle_jax.sampling import split_axes
 
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu_pytorch_tanh": jax.nn.gelu}
 """The functions of gates by their names in `config.json`."""

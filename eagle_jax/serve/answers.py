@@ -6,8 +6,8 @@ import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
-from eagle_jax.generation.results import Generation, Piece, TokenLogprob
-from eagle_jax.generation.spelling import Spelling
+from eagle_jax.engine.results import Generation, Piece, TokenLogprob
+from eagle_jax.engine.spelling import Spelling
 from eagle_jax.serve.errors import error_body
 from eagle_jax.serve.requests import TextRequest
 

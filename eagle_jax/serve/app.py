@@ -17,9 +17,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, StreamingRespon
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from eagle_jax.engine.results import Piece
+from eagle_jax.engine.shared import Grammar
 from eagle_jax.errors import InputError, one_line
-from eagle_jax.generation.results import Piece
-from eagle_jax.generation.shared import Grammar
 from eagle_jax.serve.answers import Answer, ChatAnswer
 from eagle_jax.serve.calls import Call
 from eagle_jax.serve.engine import Engine

@@ -8,10 +8,10 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from eagle_jax.engine.request import Asked
+from eagle_jax.engine.results import Piece, Pieces
+from eagle_jax.engine.shared import Grammar
 from eagle_jax.errors import InputError
-from eagle_jax.generation.request import Asked
-from eagle_jax.generation.results import Piece, Pieces
-from eagle_jax.generation.shared import Grammar
 from eagle_jax.serve.engine import Engine, Text
 from eagle_jax.serve.errors import ServeError
 

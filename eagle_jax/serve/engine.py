@@ -8,13 +8,13 @@ import threading
 import time
 from collections.abc import Callable
 
+from eagle_jax.engine.pair import Pair
+from eagle_jax.engine.request import Asked
+from eagle_jax.engine.results import Generation, Piece, Pieces
+from eagle_jax.engine.scheduler import Scheduler
+from eagle_jax.engine.served import Served
+from eagle_jax.engine.shared import Grammar
 from eagle_jax.errors import first_line, one_line
-from eagle_jax.generation.pair import Pair
-from eagle_jax.generation.request import Asked
-from eagle_jax.generation.results import Generation, Piece, Pieces
-from eagle_jax.generation.scheduler import Scheduler
-from eagle_jax.generation.served import Served
-from eagle_jax.generation.shared import Grammar
 from eagle_jax.serve.errors import ServeError, failure
 from eagle_jax.serve.metrics import Metrics
 

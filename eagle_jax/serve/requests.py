@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from eagle_jax.config import require
+from eagle_jax.engine.pair import Pair
+from eagle_jax.engine.request import Asked, RequestConfig, each_sample
 from eagle_jax.errors import InputError, one_line
-from eagle_jax.generation.pair import Pair
-from eagle_jax.generation.request import Asked, RequestConfig, each_sample
 from eagle_jax.parsing import check_type, parse_json
 from eagle_jax.serve.errors import ServeError, no_model
 

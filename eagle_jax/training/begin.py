@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from eagle_jax import checkpoints
+from eagle_jax.engine.pairs import PairSource
 from eagle_jax.errors import InputError
-from eagle_jax.generation.pairs import PairSource
-from eagle_jax.generation.placement import draft_shardings
 from eagle_jax.heads import open_head
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import PairSharding
+from eagle_jax.parallel.placement import draft_shardings
 from eagle_jax.training.config import TrainConfig
 
 _NO_SIZES = ("kind", "include_embedding")  # Of settings: the rest is the head's.

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from eagle_jax.generation.pairs import PairSource
+from eagle_jax.engine.pairs import PairSource
 from eagle_jax.heads.rows import PackedRows
-from eagle_jax.progress import Progress, Report
+from eagle_jax.reporting import Progress, Report
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.conversations import Example, read_examples
 from eagle_jax.training.encode import EncodedExample, encode_examples

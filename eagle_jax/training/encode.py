@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from eagle_jax.engine.tokenizer import RefusedError, apply_chat_template
 from eagle_jax.errors import InputError
-from eagle_jax.generation.tokenizer import RefusedError, apply_chat_template
 from eagle_jax.training.conversations import Example, Message, check_ids
 
 

@@ -17,9 +17,9 @@ from eagle_jax.drafting import TreeDrafter
 from eagle_jax.heads.loss import Metrics
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.interface import Params
-from eagle_jax.markdown import decimals
 from eagle_jax.parallel import DATA, PairSharding
 from eagle_jax.parallel.sharding import Program
+from eagle_jax.reporting import decimals
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import TrainingData
 from eagle_jax.training.step import StepConfig, as_type, eval_step

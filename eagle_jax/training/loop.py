@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from eagle_jax.engine.pairs import LoadedPair
 from eagle_jax.errors import InputError
-from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.heads.loss import Metrics
 from eagle_jax.logs import JsonLines
 from eagle_jax.parallel import PairSharding

@@ -20,16 +20,16 @@ import numpy as np
 from eagle_jax.checkpoints import check_max_length, resolve
 from eagle_jax.config import require
 from eagle_jax.decoding.requests import bucket_rows
+from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.pairs import PairSource, open_pair
+from eagle_jax.engine.rows import Row
+from eagle_jax.engine.runner import Runner
+from eagle_jax.engine.scheduler import Scheduler
 from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart
-from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.pairs import PairSource, open_pair
-from eagle_jax.generation.rows import Row
-from eagle_jax.generation.runner import Runner
-from eagle_jax.generation.scheduler import Scheduler
 from eagle_jax.logs import JsonLines, read_log
 from eagle_jax.parsing import check_type, parse_json, value_at
-from eagle_jax.progress import Progress, Report, say_nothing, show_nothing
+from eagle_jax.reporting import Progress, Report, say_nothing, show_nothing
 from eagle_jax.training.conversations import check_ids, fingerprint, read_examples
 from eagle_jax.training.encode import check_template
 from eagle_jax.training.tasks import Task, example_tasks, sample_tasks

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from eagle_jax.decoding.state import StopReason
+from eagle_jax.engine.rows import Row
+from eagle_jax.engine.text import continuation, encode
+from eagle_jax.engine.tokenizer import RefusedError
 from eagle_jax.errors import InputError
-from eagle_jax.generation.rows import Row
-from eagle_jax.generation.text import continuation, encode
-from eagle_jax.generation.tokenizer import RefusedError
 from eagle_jax.training.conversations import Example
 from eagle_jax.training.encode import encode_prompt
 

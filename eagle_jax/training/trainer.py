@@ -13,16 +13,16 @@ import numpy as np
 from eagle_jax import checkpoints
 from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.config import DecodingConfig
+from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.pairs import PairSource, open_pair
 from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart, writing
-from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.devices import on_cpu
-from eagle_jax.generation.pairs import PairSource, open_pair
 from eagle_jax.heads import export_head, head_of
 from eagle_jax.logs import JsonLines, check_log
+from eagle_jax.models.devices import on_cpu
 from eagle_jax.models.transformer import Transformer, unembed_with
 from eagle_jax.parallel import MeshShape, PairSharding, shard_pair, wait_for_all
-from eagle_jax.progress import Progress, Report, say_nothing, show_nothing
+from eagle_jax.reporting import Progress, Report, say_nothing, show_nothing
 from eagle_jax.training.begin import open_beginning
 from eagle_jax.training.checkpoint import FEATURES, LOG, check_output, remove_run
 from eagle_jax.training.config import TrainConfig, new_sizes

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax.top_k import top_k
 from eagle_jax.tree.structure import NO_PARENT, Candidates
+from eagle_jax.tree.top_k import top_k
 
 RankBy = Literal["value", "confidence"]
 """Names of the scores that rank candidates: the path's value, or the last step's."""

@@ -8,11 +8,11 @@ from typing import Any
 
 from eagle_jax.config import DecodingConfig
 from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
+from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.runner import Runner
 from eagle_jax.errors import InputError, one_line
-from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.runner import Runner
 from eagle_jax.methods import METHODS, PLAIN, Method
-from eagle_jax.progress import Progress
+from eagle_jax.reporting import Progress
 
 Tree = Any
 """The settings of a method."""

@@ -25,11 +25,11 @@ import numpy as np
 from eagle_jax import checkpoints
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.settings import add_settings, join_settings
+from eagle_jax.engine.tokenizer import load_tokenizer
 from eagle_jax.errors import InputError
-from eagle_jax.generation.memory import check_memory
-from eagle_jax.generation.tokenizer import load_tokenizer
 from eagle_jax.heads import export_head, open_head
 from eagle_jax.heads.rows import PackedRows
+from eagle_jax.models.memory import check_memory
 from eagle_jax.training.checkpoint import writing_run
 from eagle_jax.training.conversations import read_examples
 from eagle_jax.training.encode import encode_examples

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax import prefill
 from eagle_jax.adapters import CacheWritingTarget
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, growth, speculative
@@ -17,7 +16,7 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.errors import InputError
-from eagle_jax.interface import Params
+from eagle_jax.interface import Params, prefill
 from eagle_jax.sampling import choose_tokens
 from eagle_jax.testing import ToyModel, assert_same_tokens, path_code, path_logits
 from tests.helpers import texts

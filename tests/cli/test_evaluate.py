@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from eagle_jax.cli.evaluate import main
+from eagle_jax.engine.tokenizer import load_tokenizer
 from eagle_jax.evaluation.templates import encode
-from eagle_jax.generation.tokenizer import load_tokenizer
 from eagle_jax.methods import WEIGHTS
 
 Records = dict[str, list[dict[str, Any]]]

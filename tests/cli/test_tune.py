@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eagle_jax.config import load_config
-from eagle_jax.generation.config import GenerateConfig
+from eagle_jax.engine.config import GenerateConfig
 from tests.conftest import load_main
 
 

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax import prefill as reading
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, growth, speculative
 from eagle_jax.decoding.chunked_prefill import prefill
@@ -24,8 +23,9 @@ from eagle_jax.drafting import (
 )
 from eagle_jax.heads.eagle.draft import EagleHead
 from eagle_jax.interface import Drafter, Params
+from eagle_jax.interface import prefill as reading
+from eagle_jax.interface.prefill import PREFILL_CHUNK
 from eagle_jax.models.transformer import Transformer
-from eagle_jax.prefill import PREFILL_CHUNK
 from eagle_jax.testing import assert_same_tokens
 from eagle_jax.tree import chain
 from tests import tiny

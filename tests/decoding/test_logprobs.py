@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from eagle_jax import load_embedded_pair
-from eagle_jax import prefill as reading
-from eagle_jax.automaton import DEAD, START
 from eagle_jax.config import TreeConfig
+from eagle_jax.constraints.automaton import DEAD, START
 from eagle_jax.decoding import autoregressive, growth, slots, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.logprobs import Logprobs, LogprobsConfig
@@ -27,12 +26,13 @@ from eagle_jax.drafting import (
     TreeDrafter,
 )
 from eagle_jax.interface import Drafter, Params, Target
+from eagle_jax.interface import prefill as reading
 from eagle_jax.testing import ToyModel, ToyTarget
 from eagle_jax.tree import chain
+from tests.constraints.test_automaton import AUTOMATON, NEXT, TABLES
+from tests.constraints.test_automaton import VOCABULARY as LETTERS
 from tests.helpers import refused
 from tests.stories import Stories, batches
-from tests.test_automaton import AUTOMATON, NEXT, TABLES
-from tests.test_automaton import VOCABULARY as LETTERS
 from tests.test_sampling import judge as kept
 
 TARGET = ToyTarget(vocab_size=11)

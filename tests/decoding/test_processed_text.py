@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax.automaton import DEAD, START, TokenAutomaton, make_tables
 from eagle_jax.config import TreeConfig
+from eagle_jax.constraints.automaton import DEAD, START, TokenAutomaton, make_tables
 from eagle_jax.decoding import autoregressive, growth, slots, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax import prefill as reading
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
@@ -16,6 +15,7 @@ from eagle_jax.decoding.logprobs import LogprobsConfig
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.interface import Params, TargetOutput
+from eagle_jax.interface import prefill as reading
 from eagle_jax.testing import ToyModel, ToyTarget, assert_same_tokens
 from tests import tiny
 from tests.helpers import refused, texts

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax import prefill as reading
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, slots
 from eagle_jax.decoding.decoder import Decoder
@@ -19,6 +18,7 @@ from eagle_jax.decoding.slots import Result
 from eagle_jax.decoding.state import DecodeState, StopReason
 from eagle_jax.drafting import LookupDrafter, SmallModel, SwitchDrafter, TreeDrafter
 from eagle_jax.interface import Drafter, Params
+from eagle_jax.interface import prefill as reading
 from eagle_jax.testing import ToyModel, ToyTarget, assert_same_tokens
 from eagle_jax.tree import chain
 from tests import tiny

@@ -10,6 +10,8 @@ import pytest
 from eagle_jax.checkpoints.draft_files import Kind, load_calibration
 from eagle_jax.config import DecodingConfig, TreeConfig
 from eagle_jax.drafting.calibration import UNCALIBRATED, Confidence
+from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.pairs import LoadedPair
 from eagle_jax.evaluation import fit
 from eagle_jax.evaluation.fit import (
     BOUNDS,
@@ -21,8 +23,6 @@ from eagle_jax.evaluation.fit import (
     tokens_per_root,
 )
 from eagle_jax.evaluation.nodes import TRIED, VerifiedTree
-from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.pairs import LoadedPair
 from tests import tiny
 from tests.helpers import refused
 

@@ -8,13 +8,13 @@ import pytest
 
 from eagle_jax.config import DecodingConfig, TreeConfig
 from eagle_jax.drafting import LookupDrafter, SwitchDrafter, TreeDrafter
+from eagle_jax.engine.config import GenerateConfig
 from eagle_jax.evaluation.plan import (
     EvaluationConfig,
     make_runs,
     parse_method,
     run_settings,
 )
-from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.methods import METHODS, WEIGHTS, Context, Weights
 from eagle_jax.testing import ToyModel
 from tests.helpers import refused

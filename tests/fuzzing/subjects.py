@@ -13,13 +13,13 @@ from eagle_jax.checkpoints import has_torch
 from eagle_jax.checkpoints.draft_files import load_calibration
 from eagle_jax.cli.files import read_prompts
 from eagle_jax.config import CONFIGS, TreeConfig, load_config
+from eagle_jax.engine import text
+from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.pairs import open_pair
 from eagle_jax.evaluation import tables
 from eagle_jax.evaluation.evaluate import read_records
 from eagle_jax.evaluation.questions import read_questions
 from eagle_jax.evaluation.runs import groups, in_order, read_runs
-from eagle_jax.generation import text
-from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.pairs import open_pair
 from eagle_jax.logs import JsonLines
 from eagle_jax.training.checkpoint import LOG, read_rows
 from eagle_jax.training.config import TrainConfig

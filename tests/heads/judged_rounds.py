@@ -9,7 +9,7 @@ import numpy as np
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
-from eagle_jax.generation.pairs import LoadedPair, open_pair
+from eagle_jax.engine.pairs import LoadedPair, open_pair
 from eagle_jax.tree import MEDUSA_TREE
 from tests.helpers import settings_of
 

@@ -14,7 +14,7 @@ from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.drafting import TreeDrafter
-from eagle_jax.generation.pairs import open_pair
+from eagle_jax.engine.pairs import open_pair
 from tests.conftest import NEEDS_TORCH
 from tests.helpers import settings_of
 

@@ -12,7 +12,7 @@ import pytest
 import safetensors.numpy
 
 from eagle_jax.checkpoints import stored_dtype
-from eagle_jax.generation.pairs import open_pair
+from eagle_jax.engine.pairs import open_pair
 from eagle_jax.heads import HEADS, find_head, head_of, open_head
 from eagle_jax.methods import METHODS
 from tests import tiny

@@ -20,13 +20,13 @@ from eagle_jax.config import StaticConfig, TreeConfig
 from eagle_jax.decoding import autoregressive
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
-from eagle_jax.generation.pairs import open_pair
-from eagle_jax.generation.placement import target_shardings
+from eagle_jax.engine.pairs import open_pair
 from eagle_jax.heads import export_head, head_of
 from eagle_jax.interface import Params
 from eagle_jax.models.linear import at_once, linear
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.parallel import MeshShape, shard_pair
+from eagle_jax.parallel.placement import target_shardings
 from tests import tiny
 from tests.checkpoints.folders import SINGLE, change_weights
 from tests.conftest import load_main

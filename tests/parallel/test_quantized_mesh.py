@@ -4,8 +4,8 @@ import pytest
 from jax.sharding import AbstractMesh
 
 from eagle_jax.checkpoints.load import target_shapes
-from eagle_jax.generation.placement import target_shardings
 from eagle_jax.parallel import PairSharding, split_rules
+from eagle_jax.parallel.placement import target_shardings
 from tests.helpers import refused
 from tests.tiny import target_config
 

@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from eagle_jax import Pair
-from eagle_jax.generation import grammar
+from eagle_jax.constraints import grammar
 from eagle_jax.serve.app import ServeConfig, make_app
 from eagle_jax.serve.engine import Engine
 from eagle_jax.serve.server import Server

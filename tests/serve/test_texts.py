@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from eagle_jax import Pair, TokenLogprob
-from eagle_jax.generation.spelling import Spelling
+from eagle_jax.engine.spelling import Spelling
 from eagle_jax.serve.answers import logprobs
 from eagle_jax.serve.engine import Engine
 

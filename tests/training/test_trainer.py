@@ -16,8 +16,8 @@ import safetensors.numpy
 
 from eagle_jax import checkpoints
 from eagle_jax.config import StaticConfig, TreeConfig
-from eagle_jax.generation.load import load_pair
-from eagle_jax.generation.pairs import open_pair
+from eagle_jax.engine.load import load_pair
+from eagle_jax.engine.pairs import open_pair
 from eagle_jax.heads import HEADS, export_head
 from eagle_jax.logs import JsonLines
 from eagle_jax.models.rope import RopeConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eagle_jax.config import DecodingConfig, TreeConfig, load_config
-from eagle_jax.generation.config import GenerateConfig
+from eagle_jax.engine.config import GenerateConfig
 from eagle_jax.methods import METHODS, PLAIN
 from eagle_jax.tuning.trials import (
     MOST_TREES,

@@ -18,10 +18,10 @@ from eagle_jax.heads.block.model import (
 )
 from eagle_jax.heads.feature import HeadParams, join
 from eagle_jax.interface import PromptChunk
+from eagle_jax.interface.ordering import after
 from eagle_jax.models import cache as kv
 from eagle_jax.models.layers import AttentionContext
 from eagle_jax.models.transformer import output_head, unembed
-from eagle_jax.ordering import after
 
 
 @struct.dataclass(kw_only=True)

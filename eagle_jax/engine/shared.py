@@ -1,0 +1,152 @@
+"""What the requests of a running batch share: its programs are compiled for that."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from eagle_jax.config import require
+from eagle_jax.constraints.automaton import AutomatonParams
+from eagle_jax.decoding.logprobs import LogprobsConfig
+from eagle_jax.engine.request import LogprobsMode, RequestConfig
+from eagle_jax.processors import ProcessorConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Grammar:
+    """A constraint; two that were given the same are equal.
+
+    Attributes:
+        given: See `RequestConfig.grammar`.
+        tables: Its automaton's, once it is compiled.
+    """
+
+    given: str
+    tables: AutomatonParams | None = dataclasses.field(
+        default=None, compare=False, repr=False
+    )
+
+    @classmethod
+    def of(cls, settings: RequestConfig) -> "Grammar | None":
+        """Returns a request's constraint, not compiled; `None` for none."""
+        given = settings.grammar
+        return None if given is None else cls(given=given)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shared:
+    """The kinds and sizes of all that the requests of a batch may ask for.
+
+    Attributes:
+        grammar: The constraint; `None` for none.
+        is_sampled: Whether a temperature may be above 0.
+        num_stops: The most stop tokens.
+        room: The kinds and sizes of processors, see `make_requests`.
+        num_top: The most likely tokens whose log-probabilities are told beside each
+            token's own; `None` for none of all.
+        has_prompt: Whether those of the prompt's tokens are told.
+        logprobs_mode: See `LogprobsConfig`.
+    """
+
+    grammar: Grammar | None = None
+    is_sampled: bool = False
+    num_stops: int = 0
+    room: ProcessorConfig = dataclasses.field(default_factory=ProcessorConfig)
+    num_top: int | None = None
+    has_prompt: bool = False
+    logprobs_mode: LogprobsMode = "raw_logprobs"
+
+    @property
+    def logprobs(self) -> LogprobsConfig | None:
+        """The log-probabilities that are told; `None` for none."""
+        if self.num_top is None:
+            return None
+        mode = self.logprobs_mode
+        return LogprobsConfig(num_top=self.num_top, mode=mode, prompt=self.has_prompt)
+
+    @classmethod
+    def of(cls, settings: Iterable[RequestConfig], pair: Any) -> "Shared":
+        """Returns what requests to a pair need, which share their constraint."""
+        shared: Shared | None = None
+        for one in settings:
+            asked = one.processors(pair.tokenizer)
+            asked.check_vocabulary(pair.target.config.vocab_size)
+            needs = cls(
+                grammar=Grammar.of(one),
+                is_sampled=one.temperature > 0,
+                num_stops=len(one.stops(pair.tokenizer, pair.stop_tokens)),
+                room=_room(asked),
+                num_top=_num_top(one, pair.target.config.vocab_size),
+                has_prompt=one.prompt_logprobs is not None,
+                logprobs_mode=one.logprobs_mode,
+            )
+            shared = needs if shared is None else shared.join(needs)
+        assert shared is not None, "there is a request"
+        return shared
+
+    def join(self, other: "Shared") -> "Shared":
+        """Returns what both fit into; the constraint is the first one's."""
+        return Shared(
+            grammar=self.grammar,
+            is_sampled=self.is_sampled or other.is_sampled,
+            num_stops=max(self.num_stops, other.num_stops),
+            room=_join(self.room, other.room),
+            num_top=max(
+                (x for x in (self.num_top, other.num_top) if x is not None),
+                default=None,
+            ),
+            has_prompt=self.has_prompt or other.has_prompt,
+            # Where none are told, any mode will do.
+            logprobs_mode=self.logprobs_mode
+            if other.num_top is None
+            else other.logprobs_mode,
+        )
+
+    def fits(self, other: "Shared") -> bool:
+        """Returns whether requests that need the other may enter."""
+        return self.grammar == other.grammar and self.join(other) == self
+
+    def mixes(self, other: "Shared") -> bool:
+        """Returns whether requests that need either may share a batch at all."""
+        modes = {one.logprobs_mode for one in (self, other) if one.num_top is not None}
+        return self.grammar == other.grammar and len(modes) < 2
+
+
+def _room(asked: ProcessorConfig) -> ProcessorConfig:
+    """Returns settings that stand for all of one kind and size."""
+    words = asked.bad_words
+    longest = _rounded(max(map(len, words), default=0))
+    return ProcessorConfig(
+        logit_bias=dict.fromkeys(range(_rounded(len(asked.logit_bias))), 0.0),
+        repetition_penalty=1.0 if asked.repetition_penalty == 1 else 2.0,
+        presence_penalty=float(asked.presence_penalty != 0),
+        frequency_penalty=float(asked.frequency_penalty != 0),
+        no_repeat_ngram_size=_rounded(asked.no_repeat_ngram_size),
+        bad_words=[[0] * longest] * _rounded(len(words)),
+        min_new_tokens=int(asked.min_new_tokens > 0),
+    )
+
+
+def _num_top(one: RequestConfig, vocab_size: int) -> int | None:
+    """Returns for how many tokens log-probabilities are told; `None` for none."""
+    wanted = [x for x in (one.logprobs, one.prompt_logprobs) if x is not None]
+    for count in wanted:
+        most = f"at most {vocab_size}, the tokens that the target knows"
+        require(count <= vocab_size, "logprobs", count, most)
+    return min(_rounded(max(wanted)), vocab_size) if wanted else None
+
+
+def _join(one: ProcessorConfig, other: ProcessorConfig) -> ProcessorConfig:
+    # Of two lists of zeros the longer one is the larger.
+    largest: dict[str, Any] = {
+        field.name: max(getattr(one, field.name), getattr(other, field.name))
+        for field in dataclasses.fields(ProcessorConfig)
+    }
+    count = max(len(one.bad_words), len(other.bad_words))
+    longest = max(map(len, [*one.bad_words, *other.bad_words]), default=0)
+    largest["bad_words"] = [[0] * longest] * count
+    return ProcessorConfig(**largest)
+
+
+def _rounded(size: int) -> int:
+    """Returns 0 or the next power of two: few sizes, so few programs."""
+    return 1 << (size - 1).bit_length() if size else 0

@@ -1,0 +1,81 @@
+"""Pairs from folders: what is refused before any weight is read."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle_jax import assets
+from eagle_jax.checkpoints import draft_files
+from eagle_jax.config import TreeConfig
+from eagle_jax.engine.pairs import PairSource, open_pair
+from eagle_jax.methods import find_method
+from tests.helpers import refused, settings_of
+
+TREE = TreeConfig(num_nodes=4, depth=2, width=2)
+
+
+@pytest.fixture
+def pair(tiny_pair: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny pair to break."""
+    return Path(shutil.copytree(tiny_pair, tmp_path / "pair"))
+
+
+def opened(pair: Path, draft: str = "head", **settings: Any) -> PairSource:
+    names = (str(pair / "target"), str(pair / draft))
+    return open_pair(*names, settings_of(TREE, **settings))
+
+
+@pytest.mark.parametrize("half", ["target", "head"])
+def test_truncated_weights_are_refused_when_a_pair_is_opened(
+    pair: Path, half: str
+) -> None:
+    path = pair / half / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+    refused(lambda: opened(pair), str(path), "no complete safetensors file")
+
+
+def test_a_small_model_with_other_tokens_is_refused(pair: Path) -> None:
+    shutil.rmtree(pair / "head")
+    (pair / "head").symlink_to(assets.SMALL)
+    named = "the small model has 2048 tokens"
+    refused(lambda: opened(pair, method="small-model"), named)
+
+
+@pytest.mark.parametrize("method", ["eagle2", "eagle2+lookup"])
+def test_a_target_with_too_few_layers_for_an_eagle3_head_is_refused(
+    tiny_pair: Path, eagle3_pair: Path, method: str
+) -> None:
+    names = (str(tiny_pair / "target"), str(eagle3_pair / "head"))
+    refused(
+        lambda: open_pair(*names, settings_of(TREE, method=method)).load(),
+        "1 layers",
+        "at least 7",
+    )
+
+
+def test_a_calibration_is_read_once_however_many_calls_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read, seen = draft_files.read_json, list[Path]()
+    monkeypatch.setattr(
+        draft_files, "read_json", lambda path: seen.append(path) or read(path)
+    )
+    names = str(assets.TARGET), str(assets.HEAD)
+    source = open_pair(*names, settings_of(TREE))
+    made = [source.make_drafter(TREE, "greedy") for _ in range(3)]
+    count = len(seen)
+    assert count and made[0] is made[2]
+    for _ in range(2):  # Sampled text asks for another part of it.
+        source.make_drafter(TREE, "coupled")
+    assert len(seen) == count + 1
+
+
+@pytest.mark.parametrize("method", ["eagle2", "eagle2+lookup", "chain", "small-model"])
+def test_a_method_without_its_weights_is_refused(method: str) -> None:
+    refused(
+        lambda: find_method(method).check_draft(None), f"method {method} needs `draft`"
+    )
+    for plain in ("lookup", "recycling"):
+        find_method(plain).check_draft(None)

@@ -1,0 +1,71 @@
+"""Which tokens a draft model chooses among, and what is refused."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from eagle_jax.config import TreeConfig
+from eagle_jax.drafting import DraftModel
+from eagle_jax.engine.pairs import open_pair
+from eagle_jax.heads.eagle.draft import EagleHead
+from eagle_jax.heads.eagle.vocabulary import read_vocabulary
+from tests import tiny
+from tests.helpers import refused, settings_of
+
+MODEL = EagleHead(config=tiny.head_config(vocab_size=8))
+
+
+class Letters:
+    """A tokenizer, as far as a draft vocabulary knows one."""
+
+    all_special_ids = (0, 9)  # The second is beyond the target's tokens.
+
+    def __call__(self, text: str, *, verbose: bool) -> SimpleNamespace:
+        del verbose
+        return SimpleNamespace(input_ids=["abcdefgh".index(one) for one in text])
+
+
+def read(given: str | None, model: DraftModel = MODEL) -> tuple[int, ...] | None:
+    known: Any = {"vocab_size": 8, "stop_tokens": (6,), "read_tokenizer": Letters}
+    return read_vocabulary(given, model, **known)
+
+
+def test_all_tokens_are_drafted_where_no_others_are_asked_for() -> None:
+    for model in (MODEL, tiny.medusa(8)):
+        assert read(None, model) is read("none", model) is None
+
+
+@pytest.mark.parametrize("given", ["9", "tokens.json", "-5@a", "@a", "4@nowhere"])
+def test_what_names_no_tokens_is_refused(given: str) -> None:
+    named = "cannot read nowhere" if given == "4@nowhere" else "must be N@FILE"
+    refused(lambda: read(given), named)
+    refused(lambda: read(given, tiny.medusa(8)), "only EAGLE-1/2 heads")
+
+
+def test_a_pair_is_loaded_with_as_many_columns(tiny_pair: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the heart of the matter", encoding="utf-8-sig")
+    names = str(tiny_pair / "target"), str(tiny_pair / "head")
+    tree = TreeConfig(num_nodes=4, depth=2, width=2)
+    for given, size in ((None, 300), (f"9@{text}", 9)):
+        loaded = open_pair(*names, settings_of(tree, draft_vocabulary=given)).load()
+        assert loaded.params.drafter.output_head.shape[1] == size
+        assert loaded.params.target.output_head.shape[1] == 300
+
+
+def test_of_a_text_special_tokens_come_first_then_those_that_it_has_most(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("ddbddebebddbed")
+    for size, expected in ((2, (0, 6)), (5, (0, 1, 3, 4, 6)), (8, None)):
+        given = f"{size}@{path}"
+        assert read(given) == expected
+    for size in (0, 1, 9):
+        refused(
+            lambda s=size: read(f"{s}@{path}"),
+            f"`draft_vocabulary` = {size}",
+            "2 (special and stop tokens) to 8 (all tokens)",
+        )
