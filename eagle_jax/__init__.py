@@ -48,10 +48,10 @@ from eagle_jax.parallel import MeshShape
 from eagle_jax.processors import ProcessorConfig
 
 if TYPE_CHECKING:
-    from eagle_jax.engine.config import GenerateConfig
+    from eagle_jax.engine.config import PairConfig
     from eagle_jax.engine.load import load_embedded_pair, load_pair
     from eagle_jax.engine.pair import Pair
-    from eagle_jax.engine.request import RequestConfig
+    from eagle_jax.engine.request import Request
     from eagle_jax.engine.results import Generation, Piece, TokenLogprob
     from eagle_jax.engine.scheduler import Scheduler
 
@@ -70,7 +70,6 @@ __all__ = [
     "Eagle3HeadConfig",
     "EagleHead",
     "EagleHeadConfig",
-    "GenerateConfig",
     "Generation",
     "InputError",
     "LayerConfig",
@@ -79,12 +78,13 @@ __all__ = [
     "LookupDrafter",
     "MeshShape",
     "Pair",
+    "PairConfig",
     "Params",
     "Piece",
     "ProcessorConfig",
     "RecyclingConfig",
     "RecyclingDrafter",
-    "RequestConfig",
+    "Request",
     "Requests",
     "RopeConfig",
     "SamplingConfig",
@@ -116,11 +116,11 @@ __all__ = [
 
 
 _LATER = {
-    "GenerateConfig": "config",
+    "PairConfig": "config",
     "Generation": "results",
     "Pair": "pair",
     "Piece": "results",
-    "RequestConfig": "request",
+    "Request": "request",
     "Scheduler": "scheduler",
     "TokenLogprob": "results",
     "load_embedded_pair": "load",

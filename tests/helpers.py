@@ -17,7 +17,7 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import TreeDrafter
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Draws, Params, PromptChunk
 from eagle_jax.models.transformer import Transformer
@@ -163,11 +163,11 @@ def file_names(folder: Path) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
 
 
-def settings_of(tree: Any = None, **decoding: Any) -> GenerateConfig:
+def settings_of(tree: Any = None, **decoding: Any) -> PairConfig:
     """Settings in float32; of a dynamic tree a method takes what it reads."""
     given: dict[str, Any] = {"dtype": "float32"} | decoding
     method = given.pop("method", DecodingConfig.method)
-    config = GenerateConfig(decoding=DecodingConfig(**given))
+    config = PairConfig(decoding=DecodingConfig(**given))
     if tree is None or type(tree) is TreeConfig:
         return dataclasses.replace(config, tree=tree).with_method(method)
     decodes = dataclasses.replace(config.decoding, method=method)

@@ -17,7 +17,7 @@ from eagle_jax.config import (
     load_config,
 )
 from eagle_jax.drafting import LookupConfig, SwitchConfig
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.training.config import (
     OptimizerConfig,
     RunConfig,
@@ -74,7 +74,7 @@ def test_what_lies_outside_its_range_is_refused(
         (SAMPLING, "acceptance", "zz", "'zz' must be one of 'coupled', 'rejection'"),
         (DECODING, "batch_size", np.float32(2.5), "2.5 must be int"),
         (DECODING, "ignore_eos", 1, "1 must be bool"),
-        (GenerateConfig, "tree", {"num_nodes": 4}, "is not of method eagle2"),
+        (PairConfig, "tree", {"num_nodes": 4}, "is not of method eagle2"),
         (RUN, "steps", "3", "'3' must be int"),
     ],
 )
@@ -114,7 +114,7 @@ def test_settings_files_are_read_strictly(
     path = tmp_path / "settings.toml"
     if text is not None:
         path.write_text(text)
-    refused(lambda: load_config(path, GenerateConfig), str(path), named)
+    refused(lambda: load_config(path, PairConfig), str(path), named)
 
 
 def test_a_name_among_others_or_none_is_read(tmp_path: Path) -> None:
@@ -132,12 +132,12 @@ def test_configs_are_found_by_name(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    own = load_config(CONFIGS / "embedded.toml", GenerateConfig)
-    assert load_config(name, GenerateConfig) == own
+    own = load_config(CONFIGS / "embedded.toml", PairConfig)
+    assert load_config(name, PairConfig) == own
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "embedded.toml").write_text("")
     is_there = name.startswith("configs")
-    assert (load_config(name, GenerateConfig) == GenerateConfig()) == is_there
+    assert (load_config(name, PairConfig) == PairConfig()) == is_there
 
 
 OTHER_CONFIGS = {
@@ -155,7 +155,7 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
     ids=lambda path: path.stem,
 )
 def test_every_config_loads_and_states_only_what_differs(path: Path) -> None:
-    kind = OTHER_CONFIGS.get(path.stem, GenerateConfig)
+    kind = OTHER_CONFIGS.get(path.stem, PairConfig)
     config, default = load_config(path, kind), kind()
     for table, values in tomllib.loads(path.read_text()).items():
         for name in values:

@@ -13,7 +13,7 @@ from eagle_jax import assets
 from eagle_jax.checkpoints import load_target, stored_dtype, target_config
 from eagle_jax.config import load_config
 from eagle_jax.decoding.rates import repetition
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.tokenizer import load_tokenizer
 from examples.embedded_pair import corpus
 from tests.conftest import Main
@@ -86,7 +86,7 @@ def test_the_readmes_first_command_writes_varied_text_that_is_the_targets(
     # A loop is easy to draft; the figures of one would promise too much.
     assert repetition([run["generated_ids"]]) <= 0.05
     assert result["settings"]["target"] == str(assets.TARGET)
-    tree = load_config(CONFIG, GenerateConfig).tree
+    tree = load_config(CONFIG, PairConfig).tree
     assert result["settings"]["tree"]["num_nodes"] == tree.num_nodes
     assert result["totals"]["identical"] is True
     # A head that knows nothing reaches 1.05, the most likely drafts 1.5.

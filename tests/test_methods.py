@@ -19,7 +19,7 @@ from eagle_jax.drafting import (
     SwitchConfig,
 )
 from eagle_jax.drafting.calibration import UNCALIBRATED
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.methods import METHODS, Context, find_method
 from eagle_jax.testing import ToyModel
 from eagle_jax.tree import EAGLE1_TREE, RECYCLING_TREE, Topology
@@ -159,17 +159,17 @@ def test_no_method_has_settings_of_another() -> None:
 
 def test_another_method_keeps_the_settings_that_it_reads() -> None:
     tree = TreeConfig(num_nodes=8, depth=7, width=1, calibration="none")
-    config = GenerateConfig(tree=tree)
+    config = PairConfig(tree=tree)
     assert config.with_method("chain").tree == ChainConfig(depth=7)
     lookup = LookupConfig(num_nodes=8, depth=7, width=1)
     assert config.with_method("lookup").tree == lookup
     assert config.with_method("eagle2") == config
-    refused(lambda: GenerateConfig(tree=lookup), "LookupConfig is not of method eagle2")
+    refused(lambda: PairConfig(tree=lookup), "LookupConfig is not of method eagle2")
 
 
 def test_a_files_tree_is_of_the_method_that_it_names() -> None:
-    def read(table: dict[str, Any], method: str | None = None) -> GenerateConfig:
-        return GenerateConfig.from_table(table, "a.toml", method)
+    def read(table: dict[str, Any], method: str | None = None) -> PairConfig:
+        return PairConfig.from_table(table, "a.toml", method)
 
     assert read({"tree": {"depth": 2}}).tree == TreeConfig(depth=2)
     named = {"decoding": {"method": "chain"}, "tree": {"depth": 2}}

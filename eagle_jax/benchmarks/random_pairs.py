@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.pairs import DraftSource, PairSource
 from eagle_jax.heads import HEADS
 from eagle_jax.methods import Weights
@@ -17,7 +17,7 @@ from eagle_jax.parallel.placement import draft_shardings
 from eagle_jax.prng import make_key
 
 
-def open_random(config: TransformerConfig, settings: GenerateConfig) -> PairSource:
+def open_random(config: TransformerConfig, settings: PairConfig) -> PairSource:
     """Opens a pair whose weights will be random.
 
     Args:

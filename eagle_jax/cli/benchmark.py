@@ -23,7 +23,7 @@ from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings
 from eagle_jax.config import DecodingConfig, TreeConfig
 from eagle_jax.decoding.requests import make_requests, round_up_slots
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.errors import InputError
 from eagle_jax.methods import METHODS, PLAIN, SMALL_MODEL
@@ -59,7 +59,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--num-nodes", type=int, default=60, help="nodes of the tree, root included")
     for name, (count, what) in _COUNTS.items():
         add(f"--{name.replace('_', '-')}", type=int, default=count, help=what)
-    add_settings(parser, GenerateConfig, "dtype", usual={"dtype": "auto"})
+    add_settings(parser, PairConfig, "dtype", usual={"dtype": "auto"})
     methods = [name for name in METHODS if name != PLAIN.name]
     rounds = "time a round of each of these, beside a token of plain decoding"
     usual = [DecodingConfig.method]
@@ -82,7 +82,7 @@ def _benchmark(arguments: argparse.Namespace) -> int:
 def _open(arguments: argparse.Namespace, method: str) -> PairSource:
     sizes = {name: getattr(arguments, name) for name in ("num_nodes", "depth", "width")}
     decoding = DecodingConfig(dtype=arguments.dtype)
-    config = GenerateConfig(tree=TreeConfig(**sizes), decoding=decoding)
+    config = PairConfig(tree=TreeConfig(**sizes), decoding=decoding)
     config = config.with_method(method)
     if arguments.target is None:
         if config.method.weights is SMALL_MODEL:

@@ -27,10 +27,10 @@ from eagle_jax.cli.settings import (
     add_settings,
     join_settings,
 )
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.pair import Message, Pair
 from eagle_jax.engine.programs import PROGRAMS
-from eagle_jax.engine.request import RequestConfig
+from eagle_jax.engine.request import Request
 from eagle_jax.engine.results import Generation, Pieces
 from eagle_jax.engine.scheduler import Scheduler
 from eagle_jax.errors import InputError
@@ -61,15 +61,15 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     room = "tokens of an answer; default what there is room for"
     add = group.add_argument
     add("--max-new-tokens", type=int, help=room)
-    add_settings(group, GenerateConfig, *_SAMPLING.split())
+    add_settings(group, PairConfig, *_SAMPLING.split())
     auto = "auto draws as the target's generation_config.json says"
     add("--generation-config", choices=["auto", "none"], default="auto", help=auto)
-    add_groups(parser, GenerateConfig, _GROUPS | METHOD_GROUPS)
+    add_groups(parser, PairConfig, _GROUPS | METHOD_GROUPS)
     return parser.parse_args(argv)
 
 
 def _chat(arguments: argparse.Namespace) -> int:
-    config = join_settings(GenerateConfig, arguments.config, arguments)
+    config = join_settings(PairConfig, arguments.config, arguments)
     pair = open_named(arguments, config)
     if not pair.tokenizer.chat_template:
         raise InputError(
@@ -134,7 +134,7 @@ def _read_line() -> str | None:
 
 
 def _answer(
-    pair: Pair, scheduler: Scheduler, messages: list[Message], settings: RequestConfig
+    pair: Pair, scheduler: Scheduler, messages: list[Message], settings: Request
 ) -> str:
     """Shows the answer to a conversation as it is decided; returns it."""
     ids = pair.encode(messages)

@@ -24,7 +24,7 @@ from eagle_jax.cli.files import check_folder, read_prompts
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_groups, join_settings
 from eagle_jax.config import CONFIGS
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.evaluation.evaluate import evaluate
 from eagle_jax.evaluation.plan import EvaluationConfig, make_runs, parse_method
 from eagle_jax.evaluation.questions import (
@@ -84,7 +84,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--per-category", type=int, metavar="N", help="ask N of each, always the same")
     became = "record what became of drafted nodes"
     add("--nodes", action="store_true", dest="with_nodes", help=became)
-    add_groups(parser, GenerateConfig, _GROUPS)
+    add_groups(parser, PairConfig, _GROUPS)
     arguments = parser.parse_args(argv)
     for one in arguments.methods:
         if (name := one.partition(":")[0]) not in METHODS:
@@ -100,7 +100,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    settings = join_settings(GenerateConfig, arguments.config, arguments)
+    settings = join_settings(PairConfig, arguments.config, arguments)
     check_folder(arguments.output)
     runs = make_runs(
         [parse_method(text, settings) for text in arguments.methods],

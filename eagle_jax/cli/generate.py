@@ -31,7 +31,7 @@ from eagle_jax.cli.request_flags import add_request_flags, read_requests
 from eagle_jax.cli.session import Session, View
 from eagle_jax.cli.settings import METHOD_GROUPS, add_groups, join_settings
 from eagle_jax.config import CONFIGS
-from eagle_jax.engine.config import GenerateConfig, of_call
+from eagle_jax.engine.config import PairConfig, of_call
 from eagle_jax.engine.runner import Runner
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
@@ -77,7 +77,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--html", type=Path, metavar="FILE", help="write a page of texts and trees")
     add("--svg", type=Path, metavar="FILE", help="draw the round that brought most")
     add_request_flags(parser)
-    add_groups(parser, GenerateConfig, _GROUPS | METHOD_GROUPS)
+    add_groups(parser, PairConfig, _GROUPS | METHOD_GROUPS)
     add_mesh_flags(parser)
     arguments = parser.parse_args(argv)
     is_embedded = arguments.target is None and arguments.draft is None
@@ -112,7 +112,7 @@ def _join_processes(arguments: argparse.Namespace) -> None:
         arguments.json = None
 
 
-def _check(arguments: argparse.Namespace, config: GenerateConfig) -> None:
+def _check(arguments: argparse.Namespace, config: PairConfig) -> None:
     """Refuses flags that do not go together, before any long work starts."""
     for file in filter(None, (arguments.json, arguments.html, arguments.svg)):
         check_writable(file)
@@ -129,7 +129,7 @@ def _check(arguments: argparse.Namespace, config: GenerateConfig) -> None:
 
 def _generate(arguments: argparse.Namespace) -> int:
     _join_processes(arguments)
-    config = join_settings(GenerateConfig, arguments.config, arguments)
+    config = join_settings(PairConfig, arguments.config, arguments)
     _check(arguments, config)
     pair = open_named(arguments, config, mesh_shape(arguments))
     prompts, asked = read_requests(arguments, pair)

@@ -6,7 +6,7 @@ from pathlib import Path
 from eagle_jax import assets
 from eagle_jax.cli.command import Parser, say
 from eagle_jax.cli.files import read_prompts
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.load import load_pair
 from eagle_jax.engine.pair import Pair
 from eagle_jax.errors import InputError
@@ -30,7 +30,7 @@ def add_pair_flags(parser: Parser) -> argparse._ArgumentGroup:
 
 def open_named(
     arguments: argparse.Namespace,
-    config: GenerateConfig,
+    config: PairConfig,
     mesh: MeshShape | None = None,
 ) -> Pair:
     """Opens the pair of the flags, whose weights are not read yet.
@@ -61,7 +61,7 @@ def open_named(
 
 
 def open_measured(
-    arguments: argparse.Namespace, config: GenerateConfig, *, least: int
+    arguments: argparse.Namespace, config: PairConfig, *, least: int
 ) -> tuple[Pair, list[list[int]]]:
     """Opens the pair of the flags, the embedded one where none is named.
 

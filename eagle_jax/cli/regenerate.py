@@ -16,7 +16,7 @@ from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import DATA, check_writable
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, join_settings
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.training.regenerate import RegenerateJob, regenerate_file
 
 
@@ -42,12 +42,12 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     names = "max_new_tokens max_length batch_size dtype temperature top_p top_k min_p"
     names += " seed num_nodes depth width"
     usual = {"max_new_tokens": 512, "batch_size": 16}
-    add_settings(parser, GenerateConfig, *names.split(), usual=usual)
+    add_settings(parser, PairConfig, *names.split(), usual=usual)
     return parser.parse_args(argv)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    config = join_settings(GenerateConfig, None, arguments)
+    config = join_settings(PairConfig, None, arguments)
     output = arguments.output
     check_writable(output)
     names = (field.name for field in dataclasses.fields(RegenerateJob))

@@ -10,7 +10,7 @@ from typing import Any
 from eagle_jax.cli.command import Parser
 from eagle_jax.cli.files import read_prompts, read_settings
 from eagle_jax.cli.settings import add_settings
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.pair import Pair
 from eagle_jax.engine.request import Asked, each_sample
 from eagle_jax.errors import InputError
@@ -28,11 +28,11 @@ _GIVEN = (
 
 
 def add_request_flags(parser: Parser) -> None:
-    """Adds the flags that become fields of `RequestConfig`, and those of prompts."""
+    """Adds the flags that become fields of `Request`, and those of prompts."""
     group = parser.add_argument_group("what is asked for")
     add = group.add_argument
     sampling = "max_new_tokens temperature top_p top_k min_p seed ignore_eos"
-    add_settings(group, GenerateConfig, *sampling.split())
+    add_settings(group, PairConfig, *sampling.split())
     add("--num-samples", dest="n", type=int, help="texts per prompt; default 1")
     add("--stop", action="append", metavar="TEXT", help="ends the text before it")
     add("--stop-token-ids", type=int, nargs="+", metavar="ID", help="end the text, too")
@@ -43,7 +43,7 @@ def add_request_flags(parser: Parser) -> None:
     add("--regex", metavar="PATTERN", help=regex)
     schema = "texts are JSON of this schema (extra grammar)"
     add("--json-schema", type=Path, metavar="FILE", help=schema)
-    add_settings(group, GenerateConfig, *_PLAIN)
+    add_settings(group, PairConfig, *_PLAIN)
     add(
         "--keep-special-tokens",
         dest="skip_special_tokens",
@@ -65,7 +65,7 @@ def read_requests(
     """Returns the prompts of a command and the texts that it asks for.
 
     A line of a .jsonl file may hold an object `settings` beside its `prompt`: fields of
-    `RequestConfig`, which win over flags.
+    `Request`, which win over flags.
 
     Raises:
         InputError: If a prompt or a setting cannot be used.

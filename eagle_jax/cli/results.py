@@ -9,14 +9,14 @@ import numpy as np
 from eagle_jax.decoding.rates import tokens_per_round
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import StopReason
-from eagle_jax.engine.request import RequestConfig
+from eagle_jax.engine.request import Request
 from eagle_jax.engine.results import tell_logprobs
 from eagle_jax.engine.rows import Row
 from eagle_jax.reporting import decimals
 
 
 def run_record(
-    row: Row, *, prompt: str, text: str, settings: RequestConfig
+    row: Row, *, prompt: str, text: str, settings: Request
 ) -> dict[str, Any]:
     """Returns the record of one prompt, an entry of `runs`."""
     interrupted = row.stop_reason == StopReason.RUNNING

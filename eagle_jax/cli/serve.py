@@ -18,7 +18,7 @@ from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.pair_flags import open_named
 from eagle_jax.cli.settings import METHOD_GROUPS, add_groups, join_settings
 from eagle_jax.config import CONFIGS, require
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.errors import InputError
 from eagle_jax.parallel import parse_mesh
 
@@ -58,7 +58,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         default="auto",
         help="auto draws as the target's generation_config.json says",
     )
-    add_groups(parser, GenerateConfig, _GROUPS | METHOD_GROUPS)
+    add_groups(parser, PairConfig, _GROUPS | METHOD_GROUPS)
     arguments = parser.parse_args(argv)
     if arguments.api_key is None:  # No default: the help would show it.
         arguments.api_key = os.environ.get("EAGLE_JAX_API_KEY")
@@ -70,7 +70,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    config = join_settings(GenerateConfig, arguments.config, arguments)
+    config = join_settings(PairConfig, arguments.config, arguments)
     try:
         from eagle_jax.serve.app import ServeConfig, make_app
         from eagle_jax.serve.engine import Engine

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from eagle_jax.config import DecodingConfig, load_config
-from eagle_jax.engine.config import GenerateConfig, check_read
-from eagle_jax.engine.request import RequestConfig
+from eagle_jax.engine.config import PairConfig, check_read
+from eagle_jax.engine.request import Request
 from eagle_jax.methods import METHODS
 
 Settings = TypeVar("Settings")
@@ -74,9 +74,9 @@ def add_settings(
     hints = typing.get_type_hints(kind).values()
     tables: list[Any] = [hint for hint in hints if dataclasses.is_dataclass(hint)]
     tables += more
-    if kind is GenerateConfig:
+    if kind is PairConfig:
         tables += [method.settings for method in METHODS.values()]
-        tables.append(RequestConfig)
+        tables.append(Request)
     for name in names:
         table = next(t for t in tables if name in typing.get_type_hints(t))
         hint = typing.get_type_hints(table)[name]
@@ -131,9 +131,9 @@ def join_settings(
             flag that is given.
     """
     method = getattr(arguments, "method", None)
-    given = {"method": method} if issubclass(kind, GenerateConfig) else {}
+    given = {"method": method} if issubclass(kind, PairConfig) else {}
     config: Any = kind() if path is None else load_config(path, kind, **given)
-    if isinstance(config, GenerateConfig):
+    if isinstance(config, PairConfig):
         config = config.with_method(method or config.decoding.method)
         for name in (*_OWN, "draft_vocabulary"):
             # A dynamic tree's settings may come with every pair, whatever drafts.

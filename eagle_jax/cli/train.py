@@ -25,7 +25,7 @@ from eagle_jax.cli.processes import add_mesh_flags, join, mesh_shape, print_once
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_groups, with_flags
 from eagle_jax.config import DecodingConfig, TreeConfig, load_config
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.pairs import open_pair
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.fit import calibrate_pair, calibration_file
@@ -150,7 +150,7 @@ def _calibrate(target: str, trained: Trained) -> None:
     """Fits the confidences of a head to the held-out prompts, beside its weights."""
     run, levels = trained.config.run, trained.step_config.head.num_levels
     tree = TreeConfig(num_nodes=60, depth=min(levels, 8), width=6, calibration="none")
-    config = GenerateConfig(
+    config = PairConfig(
         tree=tree,
         decoding=DecodingConfig(
             method=trained.config.kind.name,

@@ -25,7 +25,7 @@ from eagle_jax.cli.pair_flags import add_pair_flags, open_measured
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.config import DecodingConfig, require
-from eagle_jax.engine.config import GenerateConfig, check_read
+from eagle_jax.engine.config import PairConfig, check_read
 from eagle_jax.engine.request import each_sample, request_of
 from eagle_jax.files import write_whole
 from eagle_jax.methods import METHODS
@@ -56,7 +56,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--method", choices=tried, default=DecodingConfig.method, help=what)
     origin = "of eagle-jax calibrate; default the head's own, none for none"
     add("--calibration", metavar="FILE", help=origin)
-    add_settings(parser, GenerateConfig, "draft_vocabulary", "batch_size", "dtype")
+    add_settings(parser, PairConfig, "draft_vocabulary", "batch_size", "dtype")
     add("--num-prompts", type=int, default=16, help="take as many, evenly spread")
     add("--max-new-tokens", type=int, default=64, help="tokens per prompt")
     add("--temperature", type=float, default=0.0, help="of the texts; 0 is greedy")
@@ -75,7 +75,7 @@ def _tune(arguments: argparse.Namespace) -> int:
     for name, least in (("num_prompts", 1), ("repeats", 1), ("max_new_tokens", 2)):
         value, flag = getattr(arguments, name), "--" + name.replace("_", "-")
         require(value >= least, flag, value, f"at least {least}")
-    config = join_settings(GenerateConfig, None, arguments)
+    config = join_settings(PairConfig, None, arguments)
     size, rule = config.decoding.batch_size, config.sampling.rule
     trees = _trees(arguments, config)
     largest = max(trees, key=lambda tree: getattr(tree, "num_nodes", 0))
@@ -105,7 +105,7 @@ def _tune(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _trees(arguments: argparse.Namespace, config: GenerateConfig) -> Sequence[Any]:
+def _trees(arguments: argparse.Namespace, config: PairConfig) -> Sequence[Any]:
     """Returns the settings that are tried."""
     trees: Sequence[Any] = config.method.trials
     if arguments.grid is not None:
@@ -117,7 +117,7 @@ def _trees(arguments: argparse.Namespace, config: GenerateConfig) -> Sequence[An
     return [dataclasses.replace(tree, **given) for tree in trees]
 
 
-def _table(config: GenerateConfig, trials: Sequence[Trial]) -> Table:
+def _table(config: PairConfig, trials: Sequence[Trial]) -> Table:
     """Returns a table of trees beside plain decoding."""
     method, size = config.method, config.decoding.batch_size
     table = Table(

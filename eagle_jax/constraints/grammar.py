@@ -84,7 +84,7 @@ def compile_grammar(
         tokenizer: A `transformers` tokenizer.
         stop_tokens: The token ids that end a text.
         vocab_size: The number of tokens the target knows, `V`.
-        given: A JSON list, `RequestConfig.grammar`: a regular expression in the syntax
+        given: A JSON list, `Request.grammar`: a regular expression in the syntax
             of Rust's regex-automata, without look-around, back references and anchors,
             and a JSON schema, as text or as the object that it describes; one of them
             is null. `None` for any text.

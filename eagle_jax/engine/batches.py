@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from eagle_jax.engine.prefixes import prefill_tokens
-from eagle_jax.engine.request import RequestConfig
+from eagle_jax.engine.request import Request
 from eagle_jax.engine.runner import Runner
 from eagle_jax.engine.scheduler import Scheduler
 from eagle_jax.engine.served import Served
@@ -26,7 +26,7 @@ def is_queue(runner: Runner, prompts: Sequence[list[int]]) -> bool:
 
 
 def decode_all(
-    runner: Runner, prompts: Sequence[list[int]], settings: Sequence[RequestConfig]
+    runner: Runner, prompts: Sequence[list[int]], settings: Sequence[Request]
 ) -> Iterator[Served]:
     """Decodes prompts, and yields the texts in the prompts' order.
 

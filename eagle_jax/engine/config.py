@@ -11,7 +11,7 @@ from eagle_jax.parsing import check_types, value_at
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GenerateConfig:
+class PairConfig:
     """All settings of `eagle-jax generate`, one TOML table per attribute.
 
     Attributes:
@@ -40,7 +40,7 @@ class GenerateConfig:
     @classmethod
     def from_table(
         cls, table: dict[str, Any], where: str, method: str | None = None
-    ) -> "GenerateConfig":
+    ) -> "PairConfig":
         """See `config.from_table`: the method says what its own tables hold.
 
         Args:
@@ -66,7 +66,7 @@ class GenerateConfig:
         """The method that drafts."""
         return find_method(self.decoding.method)
 
-    def with_method(self, name: str) -> "GenerateConfig":
+    def with_method(self, name: str) -> "PairConfig":
         """Returns the settings with another method, which keeps those that it reads."""
         method = find_method(name)
         decoding = dataclasses.replace(self.decoding, method=name)
@@ -77,9 +77,7 @@ class GenerateConfig:
         return dataclasses.replace(self, tree=tree, decoding=decoding)
 
 
-def with_settings(
-    config: GenerateConfig, settings: Mapping[str, Any]
-) -> GenerateConfig:
+def with_settings(config: PairConfig, settings: Mapping[str, Any]) -> PairConfig:
     """Returns settings with others instead: those of decoding, `tree`, and its own.
 
     Raises:
@@ -104,7 +102,7 @@ def with_settings(
     return dataclasses.replace(config, tree=dataclasses.replace(config.tree, **own))
 
 
-def check_read(config: GenerateConfig, name: str) -> None:
+def check_read(config: PairConfig, name: str) -> None:
     """Refuses a setting that is given, but that the method does not read.
 
     Args:
@@ -119,7 +117,7 @@ def check_read(config: GenerateConfig, name: str) -> None:
         )
 
 
-def of_call(config: GenerateConfig, temperature: float, **given: Any) -> GenerateConfig:
+def of_call(config: PairConfig, temperature: float, **given: Any) -> PairConfig:
     """Returns the settings of one call.
 
     Args:

@@ -44,7 +44,7 @@ class PairKeywords(TypedDict, total=False):
 
 
 class RequestKeywords(TypedDict, total=False):
-    """Fields of `RequestConfig`; a `seed` of `None` is drawn."""
+    """Fields of `Request`; a `seed` of `None` is drawn."""
 
     max_new_tokens: int | None
     min_new_tokens: int | None

@@ -6,7 +6,7 @@ from typing import Any, Literal, Unpack
 
 from eagle_jax import assets
 from eagle_jax.config import CONFIGS, DecodingConfig, load_config
-from eagle_jax.engine.config import GenerateConfig, with_settings
+from eagle_jax.engine.config import PairConfig, with_settings
 from eagle_jax.engine.keywords import PairKeywords, shown
 from eagle_jax.engine.pair import Pair
 from eagle_jax.engine.pairs import open_pair
@@ -22,7 +22,7 @@ _shown = shown(PairKeywords, DecodingConfig, *(x.settings for x in METHODS.value
 def load_pair(
     target: str,
     draft: str | None = None,
-    config: GenerateConfig | None = None,
+    config: PairConfig | None = None,
     *,
     mesh: MeshShape | None = None,
     is_lazy: bool = False,
@@ -45,7 +45,7 @@ def load_pair(
             and limits can be refused before.
         generation_config: Whether requests draw as the target's
             `generation_config.json` says where they say nothing ("auto"), or by the
-            defaults of `RequestConfig` ("none").
+            defaults of `Request` ("none").
         **settings: Settings that differ from `config`: fields of `DecodingConfig`
             (`method`, `dtype`, `quantization`, `draft_vocabulary`, ...), the method's
             own (`num_nodes`, `depth`, `width`, ...), or `tree`, all of these.
@@ -55,7 +55,7 @@ def load_pair(
             it needs is not installed.
     """
     rows = config and config.decoding.batch_size
-    config = with_settings(config or GenerateConfig(), settings)
+    config = with_settings(config or PairConfig(), settings)
     config.method.check_draft(draft)
     try:
         source, sharding = open_pair(target, draft, config), None
@@ -94,7 +94,7 @@ def load_embedded_pair(**settings: Unpack[PairKeywords]) -> Pair:
     Raises:
         InputError: If a setting cannot be used, or the pair has no such weights.
     """
-    config = load_config(CONFIGS / "embedded.toml", GenerateConfig)
+    config = load_config(CONFIGS / "embedded.toml", PairConfig)
     config = with_settings(config, settings)
     draft = config.method.weights and config.method.weights.embedded
     return load_pair(str(assets.TARGET), draft and str(draft), config)

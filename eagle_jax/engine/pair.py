@@ -18,7 +18,7 @@ from eagle_jax.decoding.growth import capacity_ends
 from eagle_jax.decoding.requests import bucket_ends, bucket_length, bucket_rows
 from eagle_jax.engine import text
 from eagle_jax.engine.batches import decode_all
-from eagle_jax.engine.config import GenerateConfig, of_call
+from eagle_jax.engine.config import PairConfig, of_call
 from eagle_jax.engine.keywords import (
     CallKeywords,
     RequestKeywords,
@@ -28,7 +28,7 @@ from eagle_jax.engine.keywords import (
 from eagle_jax.engine.pairs import LoadedPair, PairSource
 from eagle_jax.engine.request import (
     Asked,
-    RequestConfig,
+    Request,
     each_sample,
     request_of,
 )
@@ -71,7 +71,7 @@ class _Group(NamedTuple):
         return [ids for ids, _ in self.asked]
 
     @property
-    def settings(self) -> list[RequestConfig]:
+    def settings(self) -> list[Request]:
         """The settings of each."""
         return [one for _, one in self.asked]
 
@@ -89,7 +89,7 @@ class Pair:
     def __init__(
         self,
         source: PairSource,
-        config: GenerateConfig,
+        config: PairConfig,
         sharding: PairSharding | None = None,
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
@@ -122,11 +122,11 @@ class Pair:
         """The pair's `transformers` tokenizer."""
         return self.source.tokenizer
 
-    @shown(TextKeywords, RequestConfig)
+    @shown(TextKeywords, Request)
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        settings: RequestConfig | Sequence[RequestConfig] | None = None,
+        settings: Request | Sequence[Request] | None = None,
         *,
         batch_size: int | None = None,
         chat: bool = False,
@@ -145,7 +145,7 @@ class Pair:
                 most. Of more prompts, each begins as soon as a text has ended.
             chat: Whether texts are wrapped as a user's turn in the tokenizer's chat
                 template.
-            **more: Fields of `RequestConfig` instead of `settings`; arguments of
+            **more: Fields of `Request` instead of `settings`; arguments of
                 `encode`; and of the whole call `acceptance` (see `SamplingConfig`) and
                 `max_length`, the largest number of tokens of prompt and output
                 together. `None` stands for the default, of `seed` for a random one.
@@ -168,11 +168,11 @@ class Pair:
                 found[place] = Generation.of(self.tokenizer, served)
         return [found[place] for place in range(len(asked))]
 
-    @shown(TextKeywords, RequestConfig)
+    @shown(TextKeywords, Request)
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
-        settings: RequestConfig | Sequence[RequestConfig] | None = None,
+        settings: Request | Sequence[Request] | None = None,
         *,
         batch_size: int | None = None,
         chat: bool = False,
@@ -192,11 +192,11 @@ class Pair:
             while not scheduler.is_idle:
                 yield from map(pieces.next, scheduler.step())
 
-    @shown(TextKeywords, RequestConfig)
+    @shown(TextKeywords, Request)
     async def astream(
         self,
         prompts: Prompt | Sequence[Prompt],
-        settings: RequestConfig | Sequence[RequestConfig] | None = None,
+        settings: Request | Sequence[Request] | None = None,
         *,
         batch_size: int | None = None,
         chat: bool = False,
@@ -209,12 +209,12 @@ class Pair:
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
             yield piece
 
-    @shown(RequestKeywords, RequestConfig)
-    def request(self, **settings: Unpack[RequestKeywords]) -> RequestConfig:
+    @shown(RequestKeywords, Request)
+    def request(self, **settings: Unpack[RequestKeywords]) -> Request:
         """Returns the settings of a request.
 
         Args:
-            **settings: Fields of `RequestConfig`. What is not given is what the pair's
+            **settings: Fields of `Request`. What is not given is what the pair's
                 own settings say, or the target's `generation_config.json`, unless the
                 pair was loaded with `generation_config="none"`.
         """
@@ -223,7 +223,7 @@ class Pair:
     def _read(
         self,
         prompts: Any,
-        settings: RequestConfig | Sequence[RequestConfig] | None,
+        settings: Request | Sequence[Request] | None,
         more: Mapping[str, Any],
         *,
         chat: bool,
@@ -258,7 +258,7 @@ class Pair:
         for runner, (some, texts) in zip(runners, groups, strict=True):
             yield _Group(runner, some, texts)
 
-    @shown(CallKeywords, RequestConfig)
+    @shown(CallKeywords, Request)
     def warm_up(
         self,
         prompt_length: int,
@@ -334,7 +334,7 @@ class Pair:
         return ids[-truncate_prompt_tokens:]
 
     def runner(
-        self, asked: Sequence[Asked], config: GenerateConfig, batch_size: int
+        self, asked: Sequence[Asked], config: PairConfig, batch_size: int
     ) -> Runner:
         """Returns what decodes batches; reads the weights once all is checked.
 

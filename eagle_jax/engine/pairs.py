@@ -15,7 +15,7 @@ from eagle_jax.constraints.automaton import AutomatonParams, TokenAutomaton
 from eagle_jax.decoding.growth import bucket_sizes
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import DraftModel, SmallModel
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.fit_check import FirstRounds
 from eagle_jax.engine.tokenizer import load_tokenizer
 from eagle_jax.errors import InputError
@@ -187,7 +187,7 @@ class PairSource:
             num_slots=bucket_sizes(max_length, prompt=1, depth=depth)[0],
         )
 
-    def with_settings(self, settings: GenerateConfig) -> "PairSource":
+    def with_settings(self, settings: PairConfig) -> "PairSource":
         """Returns the pair with its drafter, and the tokens that it chooses among."""
         draft = self.draft
         if draft is not None:
@@ -258,7 +258,7 @@ class PairSource:
 
 
 def open_pair(
-    target_name: str, draft_name: str | None, settings: GenerateConfig
+    target_name: str, draft_name: str | None, settings: PairConfig
 ) -> PairSource:
     """Opens a target and its draft model, without reading their weights.
 

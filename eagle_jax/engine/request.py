@@ -11,14 +11,14 @@ from typing import Any, TypeAlias
 from eagle_jax.checkpoints.hf_fields import Fields, stop_tokens, warn_once
 from eagle_jax.config import SamplingConfig, require
 from eagle_jax.decoding.logprobs import LogprobsMode
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.errors import InputError, did_you_mean
 from eagle_jax.parsing import check_type, read_json
 from eagle_jax.processors import ProcessorConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RequestConfig:
+class Request:
     """The settings of one request, as vLLM and transformers name them.
 
     Attributes:
@@ -161,12 +161,12 @@ class RequestConfig:
         return found
 
 
-Asked: TypeAlias = tuple[list[int], RequestConfig]
+Asked: TypeAlias = tuple[list[int], Request]
 """The token ids of a prompt, and what is asked for after them."""
 
 
 def each_sample(
-    prompts: Sequence[list[int]], settings: RequestConfig | Sequence[RequestConfig]
+    prompts: Sequence[list[int]], settings: Request | Sequence[Request]
 ) -> list[Asked]:
     """Returns the texts that are asked for, the samples of each prompt one by one.
 
@@ -178,7 +178,7 @@ def each_sample(
     Raises:
         InputError: If there are settings for another number of prompts.
     """
-    if isinstance(settings, RequestConfig):
+    if isinstance(settings, Request):
         one = settings
         settings = [
             dataclasses.replace(one, seed=(one.seed + place * one.n) % 2**32)
@@ -197,10 +197,10 @@ def each_sample(
 
 
 def request_of(
-    config: GenerateConfig,
+    config: PairConfig,
     defaults: Mapping[str, Any] | None = None,
     given: Mapping[str, Any] | None = None,
-) -> RequestConfig:
+) -> Request:
     """Returns the settings of a request.
 
     Args:
@@ -213,7 +213,7 @@ def request_of(
     Raises:
         InputError: If one is unknown or outside its range.
     """
-    known = [field.name for field in dataclasses.fields(RequestConfig)]
+    known = [field.name for field in dataclasses.fields(Request)]
     given = dict(given or {})
     for name in given:
         if name not in known:
@@ -233,10 +233,10 @@ def request_of(
             if name in known and value != usual[name]
         }
     values |= {name: value for name, value in given.items() if value is not None}
-    most = values.get("max_new_tokens", RequestConfig.max_new_tokens)
+    most = values.get("max_new_tokens", Request.max_new_tokens)
     if least and given.get("min_new_tokens") is None and isinstance(most, int):
         values["min_new_tokens"] = min(least, most)  # Nobody asked for more.
-    return RequestConfig(**values)
+    return Request(**values)
 
 
 _OF_DRAWS = "temperature top_p top_k min_p typical_p epsilon_cutoff eta_cutoff top_h"
@@ -251,7 +251,7 @@ _LEFT_OUT = f"""{_FACTORS} epsilon_cutoff eta_cutoff top_h penalty_alpha min_len
 
 
 def checkpoint_defaults(folder: Path, vocab_size: int) -> dict[str, Any]:
-    """Returns the settings that a checkpoint asks for, as fields of `RequestConfig`.
+    """Returns the settings that a checkpoint asks for, as fields of `Request`.
 
     They are those of its `generation_config.json`: without `do_sample` the temperature
     is 0 and no filter is set. Its stop tokens are read with the target. One warning
@@ -291,7 +291,7 @@ def checkpoint_defaults(folder: Path, vocab_size: int) -> dict[str, Any]:
         found["bad_words_ids"] = words
         found["logit_bias"] = {ids[0]: x for ids, x in biases.items() if len(ids) == 1}
         left += ["sequence_bias"] * (len(biases) > len(found["logit_bias"]))
-        asked = request_of(GenerateConfig(), found)
+        asked = request_of(PairConfig(), found)
         asked.processors(None).check_vocabulary(vocab_size)
     except (ValueError, TypeError) as error:
         lists = "bad_words_ids, suppress_tokens, sequence_bias and stop_strings"
@@ -301,7 +301,7 @@ def checkpoint_defaults(folder: Path, vocab_size: int) -> dict[str, Any]:
     if left:
         told = ", ".join(f"{name} = {record[name]!r}" for name in left)
         warn_once(f"{path}: not followed here, so texts may be other ones: {told}")
-    usual = vars(RequestConfig())
+    usual = vars(Request())
     return {name: x for name, x in found.items() if x != usual[name] and x != []}
 
 

@@ -18,10 +18,10 @@ from eagle_jax.decoding.requests import NO_TOKEN, Requests, make_requests
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import DecodeState, StopReason
 from eagle_jax.drafting import TreeDrafter, find_tree_drafter
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.pairs import LoadedPair
 from eagle_jax.engine.programs import PROGRAMS, Programs
-from eagle_jax.engine.request import RequestConfig, request_of
+from eagle_jax.engine.request import Request, request_of
 from eagle_jax.engine.rows import Row, read_rows
 from eagle_jax.engine.shared import Shared
 from eagle_jax.interface import Drafter
@@ -44,7 +44,7 @@ class Runner:
 
     pair: LoadedPair
     drafter: Drafter | None
-    config: GenerateConfig
+    config: PairConfig
     max_length: int
     prompt_bucket: int
     batch_size: int
@@ -76,7 +76,7 @@ class Runner:
     def run(
         self,
         prompts: list[list[int]],
-        settings: Sequence[RequestConfig],
+        settings: Sequence[Request],
         *,
         num_samples: int = 1,
     ) -> tuple[list[Row], float, float]:
@@ -109,7 +109,7 @@ class Runner:
         return rows[: len(prompts)], prefill_seconds, decode_seconds
 
     def rounds(
-        self, prompts: list[list[int]], settings: Sequence[RequestConfig]
+        self, prompts: list[list[int]], settings: Sequence[Request]
     ) -> Iterator[tuple[list[Row], Round | None]]:
         """Decodes up to `batch_size` prompts, and yields the batch after each round.
 
@@ -156,14 +156,14 @@ class Runner:
         """What its requests may ask for."""
         return self.shared or Shared.of([self.request(seed=0)], self.pair)
 
-    def request(self, seed: int) -> RequestConfig:
+    def request(self, seed: int) -> Request:
         """Returns the settings of a request that asks for nothing but its seed."""
         return request_of(self.config, given={"seed": seed})
 
     def filled(
         self,
         prompts: list[list[int]],
-        settings: Sequence[RequestConfig],
+        settings: Sequence[Request],
         *,
         rows: int | None = None,
         prompt_bucket: int | None = None,

@@ -16,7 +16,7 @@ from eagle_jax.decoding.growth import bucket_sizes
 from eagle_jax.decoding.requests import Requests, bucket_length, check_request
 from eagle_jax.decoding.state import DecodeState, StopReason
 from eagle_jax.engine.prefixes import SMALL_CHUNK, find_prefix, prefill_tokens
-from eagle_jax.engine.request import RequestConfig
+from eagle_jax.engine.request import Request
 from eagle_jax.engine.rows import Row, read_rows
 from eagle_jax.engine.runner import Runner
 from eagle_jax.engine.served import Served
@@ -93,7 +93,7 @@ class Scheduler:
         self,
         key: Any,
         prompt_ids: Sequence[int],
-        settings: RequestConfig | None = None,
+        settings: Request | None = None,
         *,
         priority: int = 0,
         is_streamed: bool = False,
@@ -152,7 +152,7 @@ class Scheduler:
             text.stopping = StoppingText(pair.tokenizer, ids, settings)
         bisect.insort(self._waiting, text, key=lambda one: one.priority)
 
-    def request(self, seed: int) -> RequestConfig:
+    def request(self, seed: int) -> Request:
         """Returns the runner's settings of a request, with another seed."""
         return self._runner.request(seed)
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from eagle_jax.engine.request import RequestConfig
+from eagle_jax.engine.request import Request
 from eagle_jax.engine.rows import Row
 from eagle_jax.engine.shared import Shared
 from eagle_jax.engine.stopping import StoppingText
@@ -30,7 +30,7 @@ class Served:
 
     key: Any
     row: Row
-    settings: RequestConfig = dataclasses.field(default_factory=RequestConfig)
+    settings: Request = dataclasses.field(default_factory=Request)
     priority: int = 0
     is_streamed: bool = False
     stopping: StoppingText | None = None

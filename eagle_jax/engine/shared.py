@@ -7,7 +7,7 @@ from typing import Any
 from eagle_jax.config import require
 from eagle_jax.constraints.automaton import AutomatonParams
 from eagle_jax.decoding.logprobs import LogprobsConfig
-from eagle_jax.engine.request import LogprobsMode, RequestConfig
+from eagle_jax.engine.request import LogprobsMode, Request
 from eagle_jax.processors import ProcessorConfig
 
 
@@ -16,7 +16,7 @@ class Grammar:
     """A constraint; two that were given the same are equal.
 
     Attributes:
-        given: See `RequestConfig.grammar`.
+        given: See `Request.grammar`.
         tables: Its automaton's, once it is compiled.
     """
 
@@ -26,7 +26,7 @@ class Grammar:
     )
 
     @classmethod
-    def of(cls, settings: RequestConfig) -> "Grammar | None":
+    def of(cls, settings: Request) -> "Grammar | None":
         """Returns a request's constraint, not compiled; `None` for none."""
         given = settings.grammar
         return None if given is None else cls(given=given)
@@ -64,7 +64,7 @@ class Shared:
         return LogprobsConfig(num_top=self.num_top, mode=mode, prompt=self.has_prompt)
 
     @classmethod
-    def of(cls, settings: Iterable[RequestConfig], pair: Any) -> "Shared":
+    def of(cls, settings: Iterable[Request], pair: Any) -> "Shared":
         """Returns what requests to a pair need, which share their constraint."""
         shared: Shared | None = None
         for one in settings:
@@ -126,7 +126,7 @@ def _room(asked: ProcessorConfig) -> ProcessorConfig:
     )
 
 
-def _num_top(one: RequestConfig, vocab_size: int) -> int | None:
+def _num_top(one: Request, vocab_size: int) -> int | None:
     """Returns for how many tokens log-probabilities are told; `None` for none."""
     wanted = [x for x in (one.logprobs, one.prompt_logprobs) if x is not None]
     for count in wanted:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from eagle_jax.decoding.state import StopReason
-from eagle_jax.engine.request import RequestConfig
+from eagle_jax.engine.request import Request
 from eagle_jax.engine.rows import Row
 from eagle_jax.engine.text import TextStream
 
@@ -21,9 +21,7 @@ class StoppingText:
             long as none is there.
     """
 
-    def __init__(
-        self, tokenizer: Any, prompt: list[int], settings: RequestConfig
-    ) -> None:
+    def __init__(self, tokenizer: Any, prompt: list[int], settings: Request) -> None:
         """Starts after a prompt.
 
         Args:

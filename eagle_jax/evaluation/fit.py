@@ -23,7 +23,7 @@ from eagle_jax.config import SamplingConfig
 from eagle_jax.decoding.requests import bucket_prompt
 from eagle_jax.drafting import Calibration, TreeDrafter, find_tree_drafter
 from eagle_jax.drafting.calibration import Confidence
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.pairs import LoadedPair
 from eagle_jax.engine.runner import Runner
 from eagle_jax.errors import InputError
@@ -78,7 +78,7 @@ class Fit:
 
 def calibrate_pair(
     pair: LoadedPair,
-    config: GenerateConfig,
+    config: PairConfig,
     prompts: Sequence[list[int]],
     progress: Progress = show_nothing,
 ) -> dict[Kind, Fit]:
@@ -259,7 +259,7 @@ def calibration_file(
 def _decode(
     pair: LoadedPair,
     drafter: TreeDrafter,
-    config: GenerateConfig,
+    config: PairConfig,
     prompts: Sequence[list[int]],
 ) -> list[VerifiedTree]:
     """Decodes prompts to the end of their texts, and returns every tree."""

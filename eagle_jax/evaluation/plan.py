@@ -9,7 +9,7 @@ from typing import Any
 
 from eagle_jax.config import shortest
 from eagle_jax.drafting import TreeDrafter, find_tree_drafter
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.templates import Template
 from eagle_jax.interface import Drafter
@@ -27,7 +27,7 @@ class RunPlan:
     """
 
     label: str
-    config: GenerateConfig
+    config: PairConfig
 
     @property
     def method(self) -> Method:
@@ -79,7 +79,7 @@ class EvaluationConfig:
         return self.output / f"{plan.model_id}.jsonl"
 
 
-def parse_method(text: str, config: GenerateConfig) -> RunPlan:
+def parse_method(text: str, config: PairConfig) -> RunPlan:
     """Reads a method with its settings.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from eagle_jax.config import require
 from eagle_jax.engine.pair import Pair
-from eagle_jax.engine.request import Asked, RequestConfig, each_sample
+from eagle_jax.engine.request import Asked, Request, each_sample
 from eagle_jax.errors import InputError, one_line
 from eagle_jax.parsing import check_type, parse_json
 from eagle_jax.serve.errors import ServeError, no_model
@@ -197,7 +197,7 @@ class Reader:
         if fields.get("model", self.model) != self.model:
             raise no_model(fields["model"], self.model)
 
-    def _settings(self, fields: Mapping[str, Any], is_chat: bool) -> RequestConfig:
+    def _settings(self, fields: Mapping[str, Any], is_chat: bool) -> Request:
         most = self.max_length if is_chat else _OF_COMPLETIONS
         given: dict[str, Any] = {"max_new_tokens": most, "seed": None}
         names: dict[str, str] = {}

@@ -20,7 +20,7 @@ import numpy as np
 from eagle_jax.checkpoints import check_max_length, resolve
 from eagle_jax.config import require
 from eagle_jax.decoding.requests import bucket_rows
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.pairs import PairSource, open_pair
 from eagle_jax.engine.rows import Row
 from eagle_jax.engine.runner import Runner
@@ -87,7 +87,7 @@ class RegenerateJob:
     draft: str | None = None
     overwrite: bool = False
 
-    def check(self, config: GenerateConfig) -> None:
+    def check(self, config: PairConfig) -> None:
         """Refuses a job that gives no texts to learn from."""
         if (self.data is None) == (self.samples is None):
             raise InputError("give either `data` FILE or `samples` N")
@@ -110,7 +110,7 @@ class RegenerateJob:
 
 def regenerate_file(
     job: RegenerateJob,
-    config: GenerateConfig,
+    config: PairConfig,
     *,
     report: Report = say_nothing,
     progress: Progress = show_nothing,
@@ -251,7 +251,7 @@ def seed_of(seed: int, index: int, turn: int) -> int:
 
 def _tasks(
     job: RegenerateJob,
-    config: GenerateConfig,
+    config: PairConfig,
     pair: PairSource,
     refused: list[str],
     report: Report,
@@ -275,7 +275,7 @@ def _tasks(
 
 
 def _settings(
-    job: RegenerateJob, config: GenerateConfig, pair: PairSource, max_length: int
+    job: RegenerateJob, config: PairConfig, pair: PairSource, max_length: int
 ) -> dict[str, Any]:
     """Returns all settings that the texts depend on, so neither batch nor drafter."""
     settings = dataclasses.asdict(config.sampling)

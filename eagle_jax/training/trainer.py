@@ -13,7 +13,7 @@ import numpy as np
 from eagle_jax import checkpoints
 from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.config import DecodingConfig
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.pairs import PairSource, open_pair
 from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart, writing
@@ -90,7 +90,7 @@ def train_head(
     )
     folder = checkpoints.resolve(job.target)
     decoding = DecodingConfig(dtype=dtype)
-    decode = GenerateConfig(tree=config.tree, decoding=decoding)
+    decode = PairConfig(tree=config.tree, decoding=decoding)
     source = open_pair(job.target, None, decode)
     begun_folder = checkpoints.resolve(job.begin_with) if job.begin_with else None
     head, read = (

@@ -8,7 +8,7 @@ from typing import Any
 
 from eagle_jax.config import DecodingConfig
 from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.runner import Runner
 from eagle_jax.errors import InputError, one_line
 from eagle_jax.methods import METHODS, PLAIN, Method
@@ -213,8 +213,8 @@ def verdict(best: Trial, method: Method) -> str:
     return f'no tree pays here; the best, {found}; use method = "{PLAIN.name}"'
 
 
-def settings_file(best: Trial, config: GenerateConfig, comments: Sequence[str]) -> str:
-    """Returns a settings file of `GenerateConfig`.
+def settings_file(best: Trial, config: PairConfig, comments: Sequence[str]) -> str:
+    """Returns a settings file of `PairConfig`.
 
     Args:
         best: The quickest tree; plain decoding is recommended if that is quicker.

@@ -6,17 +6,17 @@ import pytest
 
 from eagle_jax.cli.command import Parser
 from eagle_jax.cli.settings import add_settings, join_settings
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.heads.eagle3.head import Eagle3Settings
 from eagle_jax.heads.settings import ChainLoss, LevelSettings
 from eagle_jax.training.config import TrainConfig
 
 
-def joined(path: Path | None, *flags: str) -> GenerateConfig:
+def joined(path: Path | None, *flags: str) -> PairConfig:
     parser = Parser()
     names = ("num_nodes", "depth", "width", "max_new_tokens", "ignore_eos", "method")
-    add_settings(parser, GenerateConfig, *names)
-    return join_settings(GenerateConfig, path, parser.parse_args(flags))
+    add_settings(parser, PairConfig, *names)
+    return join_settings(PairConfig, path, parser.parse_args(flags))
 
 
 def test_flags_win_over_the_file_and_that_over_the_defaults(tmp_path: Path) -> None:
@@ -25,14 +25,14 @@ def test_flags_win_over_the_file_and_that_over_the_defaults(tmp_path: Path) -> N
     found = joined(path, "--max-new-tokens", "4", "--depth", "5", "--ignore-eos")
     assert (found.tree.width, found.tree.depth, found.tree.num_nodes) == (2, 5, 60)
     assert (found.decoding.max_new_tokens, found.decoding.ignore_eos) == (4, True)
-    assert joined(None) == GenerateConfig()
+    assert joined(None) == PairConfig()
 
 
 @pytest.mark.parametrize(
     ("kind", "names", "more"),
     [
         (
-            GenerateConfig,
+            PairConfig,
             ("draft_vocabulary", "max_length", "calibration", "choices"),
             (),
         ),
@@ -55,8 +55,8 @@ def test_the_help_of_settings_says_only_what_can_be_typed(
 def test_the_help_of_settings_says_what_holds_without_them_and_whose_they_are() -> None:
     parser = Parser()
     names = ("max_new_tokens", "max_ngram", "ignore_eos")
-    add_settings(parser, GenerateConfig, "batch_size", usual={"batch_size": 16})
-    add_settings(parser, GenerateConfig, *names)
+    add_settings(parser, PairConfig, "batch_size", usual={"batch_size": 16})
+    add_settings(parser, PairConfig, *names)
     text = " ".join(parser.format_help().split())
     for part in ("(default: 128)", "(default: 16)", "Of lookup, rest. (default: 3)"):
         assert part in text

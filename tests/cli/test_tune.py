@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eagle_jax.config import load_config
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from tests.conftest import load_main
 
 
@@ -27,7 +27,7 @@ def test_trees_are_run_and_what_is_written_can_be_generated_with(
     assert {"2/1/1", "3/1/2"} <= measured.keys()
     for name in ("2/1/1", "3/1/2"):
         assert float(measured[name]) > 1
-    config = load_config(file, GenerateConfig)
+    config = load_config(file, PairConfig)
     assert config.decoding.batch_size == 2
     pays = config.decoding.method == "small-model"
     assert pays or config.decoding.method == "autoregressive"

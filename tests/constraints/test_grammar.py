@@ -12,7 +12,7 @@ import pytest
 
 from eagle_jax.constraints import grammar
 from eagle_jax.constraints.automaton import DEAD, START, TokenAutomaton
-from eagle_jax.engine.request import RequestConfig
+from eagle_jax.engine.request import Request
 from eagle_jax.engine.tokenizer import load_tokenizer
 from tests.helpers import refused
 
@@ -46,7 +46,7 @@ def compiled(
     regex: str | None = None, *, stops: tuple[int, ...] = (STOP,), **named: Any
 ) -> Any:
     known = named.pop("tokenizer", None) or sentencepiece()
-    given = RequestConfig(regex=regex, **named).grammar
+    given = Request(regex=regex, **named).grammar
     return grammar.compile_grammar(known, stops, 40, given)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from eagle_jax import load_pair
-from eagle_jax.engine.request import RequestConfig
+from eagle_jax.engine.request import Request
 from tests.helpers import refused, settings_of
 
 
@@ -25,7 +25,7 @@ def chat_folder(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
-def defaults_of(folder: Path, record: Mapping[str, Any], **more: Any) -> RequestConfig:
+def defaults_of(folder: Path, record: Mapping[str, Any], **more: Any) -> Request:
     (folder / "generation_config.json").write_text(json.dumps(record))
     config = settings_of(None, method="lookup")
     return load_pair(str(folder), None, config, is_lazy=True, **more).request(top_k=7)
@@ -38,9 +38,9 @@ def test_a_checkpoint_says_how_its_requests_draw(chat_folder: Path) -> None:
         UserWarning, match="asks for temperature 0.7, top_p 0.8, top_k 20"
     ):
         found = defaults_of(chat_folder, record)
-    wanted = RequestConfig(temperature=0.7, top_p=0.8, top_k=7, repetition_penalty=1.05)
+    wanted = Request(temperature=0.7, top_p=0.8, top_k=7, repetition_penalty=1.05)
     assert found == wanted
-    assert defaults_of(chat_folder, record, generation_config="none") == RequestConfig(
+    assert defaults_of(chat_folder, record, generation_config="none") == Request(
         top_k=7
     )
     # Without `do_sample` transformers draws nothing either.
@@ -49,7 +49,7 @@ def test_a_checkpoint_says_how_its_requests_draw(chat_folder: Path) -> None:
     )
     with pytest.warns(UserWarning, match="repetition_penalty 1.05"):
         found = defaults_of(chat_folder, record | {"do_sample": False})
-    assert found == RequestConfig(repetition_penalty=1.05, top_k=7)
+    assert found == Request(repetition_penalty=1.05, top_k=7)
 
 
 _ASKS = "ignore:.*asks for"
@@ -61,7 +61,7 @@ def test_zeros_of_a_checkpoint_are_values(chat_folder: Path) -> None:
     assert defaults_of(chat_folder, draws).temperature == 1.0
     assert defaults_of(chat_folder, draws | {"temperature": None}).temperature == 1.0
     record = draws | {"temperature": 0.0, "top_k": 0, "min_p": 0.0, "top_p": 1.0}
-    assert defaults_of(chat_folder, record) == RequestConfig(top_k=7)
+    assert defaults_of(chat_folder, record) == Request(top_k=7)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_checkpoint_says_what_never_comes_and_how_long_texts_are(
     }
     with pytest.warns(UserWarning, match=r"asks for .*max_new_tokens 9"):
         found = defaults_of(chat_folder, record)
-    assert found == RequestConfig(
+    assert found == Request(
         top_k=7,
         bad_words_ids=[[5, 6], [7], [8], [299]],
         logit_bias={40: -2.5, 41: 3.0},
@@ -181,7 +181,7 @@ def test_what_a_checkpoint_asks_for_in_vain_is_told_once(chat_folder: Path) -> N
     }
     with pytest.warns(UserWarning, match="not followed here") as told:
         found = defaults_of(chat_folder, record)
-    assert found == RequestConfig(top_k=7)
+    assert found == Request(top_k=7)
     (one,) = (str(x.message) for x in told)
     assert "num_beams = 4" in one and "penalty_alpha = 0.6" in one
     for name in ("groups", "typical_p", "max_length", "healing", "chat_format"):

@@ -12,7 +12,7 @@ from eagle_jax import Pair, assets, load_embedded_pair, load_pair
 from eagle_jax.config import DecodingConfig
 from eagle_jax.drafting import LookupConfig
 from eagle_jax.engine.keywords import PairKeywords, RequestKeywords
-from eagle_jax.engine.request import RequestConfig
+from eagle_jax.engine.request import Request
 from eagle_jax.methods import METHODS
 from tests.helpers import refused
 
@@ -24,7 +24,7 @@ def hints(*kinds: type) -> dict[str, Any]:
 
 
 def test_keywords_have_the_names_and_types_of_the_settings() -> None:
-    assert typing.get_type_hints(RequestKeywords) == hints(RequestConfig)
+    assert typing.get_type_hints(RequestKeywords) == hints(Request)
     own = [method.settings for method in METHODS.values()]
     expected = hints(DecodingConfig, *own) | {"tree": Any}
     assert typing.get_type_hints(PairKeywords) == expected

@@ -19,7 +19,7 @@ from eagle_jax import (
     load_pair,
 )
 from eagle_jax.constraints import grammar
-from eagle_jax.engine.request import RequestConfig, each_sample
+from eagle_jax.engine.request import Request, each_sample
 from eagle_jax.engine.results import Generation
 from eagle_jax.engine.shared import Grammar
 from tests.conftest import Main
@@ -369,7 +369,7 @@ def test_the_command_reads_settings_of_flags_lines_and_standard_input(
 
 
 def test_seeds_of_samples_go_on_with_0_after_the_last(pair: Pair) -> None:
-    last = RequestConfig(n=2, seed=2**32 - 2)
+    last = Request(n=2, seed=2**32 - 2)
     seeds = [one.seed for _, one in each_sample([[1]] * 2, last)]
     assert seeds == [2**32 - 2, 2**32 - 1, 0, 1]
     settings: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 4}
@@ -380,6 +380,6 @@ def test_seeds_of_samples_go_on_with_0_after_the_last(pair: Pair) -> None:
 
 
 def test_settings_are_what_they_are_given_as() -> None:
-    one = RequestConfig(stop="a", stop_token_ids=[1, 2], logit_bias={3: 1.0})
+    one = Request(stop="a", stop_token_ids=[1, 2], logit_bias={3: 1.0})
     assert (one.stop, one.stop_token_ids) == (("a",), (1, 2))
     assert dataclasses.replace(one, n=2).stop == ("a",)

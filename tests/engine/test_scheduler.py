@@ -21,7 +21,7 @@ from eagle_jax.drafting import (
 )
 from eagle_jax.engine import prefixes, scheduler
 from eagle_jax.engine.batches import decode_all, is_queue
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.pairs import LoadedPair
 from eagle_jax.engine.programs import Programs
 from eagle_jax.engine.runner import Runner
@@ -55,7 +55,7 @@ def make_runner(monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
         monkeypatch.setattr(module, "PREFILL_CHUNK", CHUNK)
 
     def make(**settings: Any) -> Runner:
-        config = GenerateConfig(
+        config = PairConfig(
             decoding=DecodingConfig(
                 max_new_tokens=settings.pop("new_tokens", 30),
                 ignore_eos=settings.pop("ignore_eos", False),

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from eagle_jax.decoding.state import StopReason
-from eagle_jax.engine.request import RequestConfig
+from eagle_jax.engine.request import Request
 from eagle_jax.engine.rows import Row
 from eagle_jax.engine.stopping import StoppingText
 
@@ -21,7 +21,7 @@ def end_of(
     tokenizer: Any, ids: list[int], step: int = 1, **settings: Any
 ) -> tuple[str, int | None]:
     """The text, and the tokens up to the one that completed a stop string."""
-    text = StoppingText(tokenizer, [_BOS], RequestConfig(**settings))
+    text = StoppingText(tokenizer, [_BOS], Request(**settings))
     for count in [*range(step, len(ids), step), len(ids)]:
         text.update(ids[:count], is_last=count == len(ids))
     return text.text, text.num_tokens
@@ -53,16 +53,16 @@ def test_up_to_min_new_tokens_no_stop_string_ends_a_text(
 
 def test_special_tokens_among_stop_strings_are_stop_tokens(tokenizer: Any) -> None:
     bos, eos = tokenizer.convert_ids_to_tokens([_BOS, _EOS])
-    asked = RequestConfig(stop=["ab", bos, eos + "x"], stop_token_ids=[5])
+    asked = Request(stop=["ab", bos, eos + "x"], stop_token_ids=[5])
     assert sorted(asked.stops(tokenizer, [_EOS])) == [5, _BOS, _EOS]
-    ignoring = RequestConfig(stop=["ab", bos], ignore_eos=True)
+    ignoring = Request(stop=["ab", bos], ignore_eos=True)
     assert ignoring.stops(tokenizer, [_EOS]) == [_BOS]
     # Where texts are written with them, the string is in the text.
-    written = RequestConfig(stop=bos, skip_special_tokens=False)
+    written = Request(stop=bos, skip_special_tokens=False)
     assert written.stops(tokenizer, [_EOS]) == [_EOS]
     ids = [*ids_of(tokenizer, "ab"), _BOS]
     assert end_of(tokenizer, ids, stop=bos, skip_special_tokens=False) == ("ab", 3)
-    assert RequestConfig(stop=bos).stops(None, ()) == []
+    assert Request(stop=bos).stops(None, ()) == []
 
 
 @pytest.mark.parametrize("skips", [True, False])
@@ -71,7 +71,7 @@ def test_a_special_token_that_ended_the_text_can_stay_in_it(
 ) -> None:
     bos = tokenizer.convert_ids_to_tokens(_BOS)
     for last, kept in ((_BOS, bos), (_EOS, "" if skips else "</s>")):
-        settings = RequestConfig(
+        settings = Request(
             stop=["ab", bos], include_stop_str_in_output=True, skip_special_tokens=skips
         )
         text = StoppingText(tokenizer, [_BOS], settings)

@@ -10,7 +10,7 @@ import pytest
 from eagle_jax.checkpoints.draft_files import Kind, load_calibration
 from eagle_jax.config import DecodingConfig, TreeConfig
 from eagle_jax.drafting.calibration import UNCALIBRATED, Confidence
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.pairs import LoadedPair
 from eagle_jax.evaluation import fit
 from eagle_jax.evaluation.fit import (
@@ -173,7 +173,7 @@ def test_a_fit_does_not_depend_on_how_prompts_are_batched(
 
     def fits(size: int) -> dict[Kind, Fit]:
         decoding = DecodingConfig(max_new_tokens=20, batch_size=size)
-        config = GenerateConfig(tree=tree, decoding=decoding)
+        config = PairConfig(tree=tree, decoding=decoding)
         return fit.calibrate_pair(pair, config, prompts)
 
     together, apart = fits(3), fits(2)

@@ -8,7 +8,7 @@ import pytest
 
 from eagle_jax.config import DecodingConfig, TreeConfig
 from eagle_jax.drafting import LookupDrafter, SwitchDrafter, TreeDrafter
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.evaluation.plan import (
     EvaluationConfig,
     make_runs,
@@ -19,7 +19,7 @@ from eagle_jax.methods import METHODS, WEIGHTS, Context, Weights
 from eagle_jax.testing import ToyModel
 from tests.helpers import refused
 
-CONFIG = GenerateConfig()
+CONFIG = PairConfig()
 MODEL = ToyModel(vocab_size=24, sharpness=1.0, seed=0)
 
 
@@ -78,7 +78,7 @@ def test_settings_of_noise_are_none_where_no_noise_is_shared() -> None:
 
 
 def test_draft_vocabularies_are_runs_of_their_own() -> None:
-    flag = GenerateConfig(decoding=DecodingConfig(draft_vocabulary="none"))
+    flag = PairConfig(decoding=DecodingConfig(draft_vocabulary="none"))
     (run,) = make_runs(
         [parse_method("eagle1:draft_vocabulary=9@a.txt", flag)], [0.0], [1]
     )
@@ -116,7 +116,7 @@ def test_a_record_of_the_switch_has_the_size_of_its_tree(depth: int) -> None:
     tree = TreeConfig(num_nodes=9, depth=depth, width=2)
     second = TreeDrafter(model=MODEL, tree=tree)
     switch = SwitchDrafter(first=LookupDrafter(depth=12, max_ngram=8), second=second)
-    plan = parse_method("eagle2+lookup", GenerateConfig(tree=tree))
+    plan = parse_method("eagle2+lookup", PairConfig(tree=tree))
     found = run_settings(plan, switch)
     sizes = [found[name] for name in ("num_nodes", "depth", "width", "min_match")]
     assert sizes == [9, min(depth, 8), 2, 5]

@@ -14,7 +14,7 @@ from eagle_jax.checkpoints.draft_files import load_calibration
 from eagle_jax.cli.files import read_prompts
 from eagle_jax.config import CONFIGS, TreeConfig, load_config
 from eagle_jax.engine import text
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.pairs import open_pair
 from eagle_jax.evaluation import tables
 from eagle_jax.evaluation.evaluate import read_records
@@ -32,7 +32,7 @@ from tests.helpers import settings_of
 
 _TREE = TreeConfig(num_nodes=4, depth=2, width=2)
 _SETTINGS: dict[str, Any] = {
-    "embedded": GenerateConfig,
+    "embedded": PairConfig,
     "head": TrainConfig,
     "small": PretrainConfig,
 }

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eagle_jax.decoding.state import StopReason
-from eagle_jax.engine.request import RequestConfig
+from eagle_jax.engine.request import Request
 from eagle_jax.engine.rows import Row
 from eagle_jax.engine.served import Served
 from eagle_jax.logs import JsonLines
@@ -39,10 +39,10 @@ class Parrot:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def request(self, seed: int) -> RequestConfig:
-        return RequestConfig(seed=seed)
+    def request(self, seed: int) -> Request:
+        return Request(seed=seed)
 
-    def add(self, key: int, prompt_ids: list[int], settings: RequestConfig) -> None:
+    def add(self, key: int, prompt_ids: list[int], settings: Request) -> None:
         self.asked.append((tuple(prompt_ids), settings.seed))
         self._waiting.append((key, prompt_ids, settings.seed))
 

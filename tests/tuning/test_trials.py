@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eagle_jax.config import DecodingConfig, TreeConfig, load_config
-from eagle_jax.engine.config import GenerateConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.methods import METHODS, PLAIN
 from eagle_jax.tuning.trials import (
     MOST_TREES,
@@ -24,8 +24,8 @@ from tests.helpers import refused
 TUNED = [name for name, method in METHODS.items() if method.trials]
 
 
-def tuned(method: str) -> GenerateConfig:
-    return GenerateConfig(
+def tuned(method: str) -> PairConfig:
+    return PairConfig(
         decoding=DecodingConfig(method=method, batch_size=3, dtype="float32"),
     )
 
@@ -38,12 +38,12 @@ def test_every_setting_that_is_tried_is_generated_with_if_it_pays(
     shown = [show(tree, METHODS[method]) for tree in tried]
     assert parse_grid(" ".join(shown), METHODS[method]) == list(tried)
 
-    def written(tree: Tree, speedup: float) -> GenerateConfig:
+    def written(tree: Tree, speedup: float) -> PairConfig:
         best = Trial(tree=tree, tokens_per_round=2.0, speedup=speedup)
         text = settings_file(best, tuned(method), comments=("a line",))
         assert f"{speedup:.2f} times" in text and ("no tree pays" in text) != pays
         file.write_text(text)
-        return load_config(file, GenerateConfig)
+        return load_config(file, PairConfig)
 
     pays = True
     for tree in tried:
@@ -67,7 +67,7 @@ def test_a_calibration_goes_with_its_tree(tmp_path: Path) -> None:
     best = Trial(tree=tree, tokens_per_round=2.0, speedup=2.0)
     file = tmp_path / "tuned.toml"
     file.write_text(settings_file(best, tuned("eagle2"), comments=["target a\nb"]))
-    assert load_config(file, GenerateConfig).tree == tree
+    assert load_config(file, PairConfig).tree == tree
 
 
 def test_speeds_compare_neighbours_in_time() -> None:
