@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from eagle_jax.constraints import find_forbidden, process
 from eagle_jax.decoding import chunked_prefill
 from eagle_jax.decoding.decoder import Decoder
-from eagle_jax.decoding.growth import cache_sizes, decode_growing, grow, has_room
+from eagle_jax.decoding.growth import advance_until, generate_growing
 from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.state import (
     DecodeState,
@@ -51,19 +51,12 @@ def generate(
         InputError: If `num_slots` is too small for the requests, a temperature above 0
             meets a greedy decoder, or neighbours differ that are to share a prompt.
     """
-    decoder.check(params, requests)
-    chunked_prefill.check_samples(requests, num_samples)
-    decoder = dataclasses.replace(decoder, drafter=None)
-    sizes = cache_sizes(requests, num_slots, depth=0)
-    return decode_growing(
-        prefill(decoder, params, requests, num_slots=sizes[0], num_samples=num_samples),
-        sizes,
-        lambda state: decode(decoder, params, state),
-        lambda state, size: grow(decoder, state, num_slots=size),
+    plain = dataclasses.replace(decoder, drafter=None)
+    return generate_growing(
+        plain, params, requests, decode, num_slots=num_slots, num_samples=num_samples
     )
 
 
-@functools.partial(jax.jit, static_argnames=("decoder", "num_slots", "num_samples"))
 def prefill(
     decoder: Decoder,
     params: Params,
@@ -73,9 +66,9 @@ def prefill(
     num_samples: int = 1,
 ) -> DecodeState:
     """Reads the prompts and emits the first tokens; arguments as for `generate`."""
-    decoder = dataclasses.replace(decoder, drafter=None)
+    plain = dataclasses.replace(decoder, drafter=None)
     return chunked_prefill.prefill(
-        decoder, params, requests, num_slots=num_slots, num_samples=num_samples
+        plain, params, requests, num_slots=num_slots, num_samples=num_samples
     )
 
 
@@ -85,20 +78,18 @@ def decode(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
 
     The loop ends when every row has, or when one needs a larger cache: see `growth`.
     """
-    return jax.lax.while_loop(
-        lambda state: state.is_running.any() & has_room(state, depth=0),
-        lambda state: _step(decoder, params, state),
-        state,
-    )
+    advance = functools.partial(step, decoder, params)
+    return advance_until(advance, state, None, depth=0)
 
 
 @functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("state",))
 def decode_step(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
     """Emits one token per running row, for streaming; the state is donated."""
-    return _step(decoder, params, state)
+    return step(decoder, params, state)
 
 
-def _step(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
+def step(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
+    """Emits one token per running row: a round without a tree."""
     target, cache, rows = decoder.target, state.target_cache, state.rows
     tokens, positions = state.root[:, None], (state.lengths - 1)[:, None]
     output = target.forward(params.target, tokens, positions, None, cache)

@@ -13,7 +13,13 @@ from eagle_jax.constraints import find_forbidden, process
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.logprobs import Logprobs, no_logprobs
 from eagle_jax.decoding.requests import Requests
-from eagle_jax.decoding.state import DecodeState, StopReason, emit, record_logprobs
+from eagle_jax.decoding.state import (
+    DecodeState,
+    StopReason,
+    begin_state,
+    emit,
+    record_logprobs,
+)
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Cache, Params, PromptChunk
 from eagle_jax.interface.checks import check, check_batch, check_logits, check_output
@@ -259,16 +265,12 @@ def finish_prefill(
     check_logits(f"{type(target).__name__}.unembed", raw, batch)
     is_prompt = jnp.arange(num_tokens) < lengths[:, None]
     tokens = jnp.zeros((batch, num_slots), jnp.int32)
-    begun = DecodeState(
-        rows=requests.settings(),
-        tokens=tokens.at[:, :num_tokens].set(jnp.where(is_prompt, requests.prompts, 0)),
-        lengths=lengths,
-        stop_reason=jnp.full(batch, StopReason.RUNNING, jnp.int32),
+    begun = begin_state(
+        requests.settings(),
+        tokens.at[:, :num_tokens].set(jnp.where(is_prompt, requests.prompts, 0)),
+        StopReason.RUNNING,
         target_cache=state.target_cache,
         drafter_state=state.drafter_state,
-        accept_lengths=jnp.zeros((batch, num_slots), jnp.int32),
-        num_rounds=jnp.zeros(batch, jnp.int32),
-        expected=jnp.zeros((batch, 2), jnp.float32),
         constraint_state=decoder.init_constraint(params, batch),
         logprobs=state.logprobs,
     )

@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.core
+import jax.numpy as jnp
 
 from eagle_jax.constraints import Constraint, Guide
 from eagle_jax.decoding.logprobs import LogprobsConfig
@@ -135,6 +136,26 @@ class Decoder:
     def is_greedy(self) -> bool:
         """Whether every row takes the argmax, and no sampling is compiled."""
         return self.acceptance == "greedy"
+
+    def vocab_size(self, params: Params) -> int:
+        """Returns the number of tokens that the target knows, `V`.
+
+        A target that has an attribute `vocab_size` says it; a call of any other is
+        traced, which computes nothing.
+
+        Args:
+            params: The parameters, of which only the target's shapes are read.
+        """
+        target = self.target
+
+        def run(params: Any) -> jax.Array:
+            token = jnp.zeros((1, 1), jnp.int32)
+            cache = target.init_cache(1, 0)
+            output = target.forward(params, token, token, None, cache)
+            return target.unembed(params, output.hidden)
+
+        known = getattr(target, "vocab_size", None)
+        return known or jax.eval_shape(run, params.target).shape[-1]
 
     def guide(self, params: Params, state: DecodeState) -> Guide | None:
         """Returns the constraint and the processors at work, `None` without any.

@@ -13,12 +13,15 @@ from typing import Any
 import jax
 import jax.core
 import jax.numpy as jnp
+from flax import struct
 
+from eagle_jax.decoding.chunked_prefill import check_samples, prefill
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.logprobs import no_logprobs
 from eagle_jax.decoding.requests import Requests, cache_slots, round_up_slots
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.errors import InputError
+from eagle_jax.interface import Params
 
 LEAST_LENGTH = 256
 """The tokens that the least cache of `bucket_sizes` has room for."""
@@ -27,6 +30,22 @@ FIRST_LENGTH = 1024
 """The tokens that a text's first cache has room for, if the text may become longer."""
 
 _FACTOR = 4
+
+
+@struct.dataclass
+class Limits:
+    """Where a loop over rounds returns although texts go on.
+
+    Both are traced, so that one program serves any.
+
+    Attributes:
+        most_rounds: `[]` int32, the most rounds of the call.
+        most_ended: `[]` int32, the most texts that end before it returns: with 0 it
+            does so as soon as one has, and with the number of rows never.
+    """
+
+    most_rounds: jax.Array | int
+    most_ended: jax.Array | int
 
 
 def cache_sizes(requests: Requests, num_slots: int | None, *, depth: int) -> list[int]:
@@ -110,6 +129,36 @@ def capacity_ends(prompt: int, most: int) -> list[int]:
     return [*(2**power - prompt for power in powers), most]
 
 
+def advance_until(
+    advance: Callable[[DecodeState], DecodeState],
+    state: DecodeState,
+    limits: Limits | None,
+    *,
+    depth: int,
+) -> DecodeState:
+    """Runs rounds as one loop, until all texts have ended or a row needs more room.
+
+    Args:
+        advance: A function that runs one round.
+        state: The state between two rounds.
+        limits: Where the loop returns before; `None` for nowhere.
+        depth: The drafter's depth, `D`; 0 without a drafter.
+    """
+    was_running, rounds_before = state.is_running, state.num_rounds
+
+    def goes_on(state: DecodeState) -> jax.Array:
+        is_running = state.is_running
+        has_more = is_running.any() & has_room(state, depth)
+        if limits is None:
+            return has_more
+        # A row that goes on was running in every round.
+        done = (state.num_rounds - rounds_before).max()
+        ended = (was_running & ~is_running).sum(dtype=jnp.int32)
+        return has_more & (done < limits.most_rounds) & (ended <= limits.most_ended)
+
+    return jax.lax.while_loop(goes_on, advance, state)
+
+
 @functools.partial(jax.jit, static_argnames=("depth",))
 def has_room(state: DecodeState, depth: int) -> jax.Array:
     """Returns whether no running row would outgrow its cache in a round, `[]` bool."""
@@ -141,6 +190,30 @@ def grow(decoder: Decoder, state: DecodeState, *, num_slots: int) -> DecodeState
         target_cache=jax.tree.map(fill, cache, state.target_cache),
         drafter_state=jax.tree.map(fill, drafter_state, state.drafter_state),
         logprobs=jax.tree.map(fill, logprobs, state.logprobs),
+    )
+
+
+def generate_growing(
+    decoder: Decoder,
+    params: Params,
+    requests: Requests,
+    decode: Callable[[Decoder, Params, DecodeState], DecodeState],
+    *,
+    num_slots: int | None,
+    num_samples: int,
+) -> DecodeState:
+    """Decodes every request to its end; arguments as for `speculative.generate`.
+
+    `decode` runs rounds as long as there is room.
+    """
+    decoder.check(params, requests)
+    check_samples(requests, num_samples)
+    sizes = cache_sizes(requests, num_slots, depth=decoder.depth)
+    return decode_growing(
+        prefill(decoder, params, requests, num_slots=sizes[0], num_samples=num_samples),
+        sizes,
+        lambda state: decode(decoder, params, state),
+        lambda state, size: grow(decoder, state, num_slots=size),
     )
 
 

@@ -36,10 +36,10 @@ from eagle_jax.decoding.checks import (
 )
 from eagle_jax.decoding.chunked_prefill import PrefillState
 from eagle_jax.decoding.decoder import Decoder
-from eagle_jax.decoding.growth import has_room
+from eagle_jax.decoding.growth import Limits
 from eagle_jax.decoding.logprobs import Logprobs, no_logprobs
 from eagle_jax.decoding.requests import Requests, make_requests
-from eagle_jax.decoding.state import DecodeState, StopReason
+from eagle_jax.decoding.state import DecodeState, StopReason, begin_state
 from eagle_jax.interface import Params
 from eagle_jax.interface.prefill import chunk_size
 from eagle_jax.processors import ProcessorConfig
@@ -94,23 +94,18 @@ def init_decode_state(
         num_stop_tokens: The stop tokens of a request at most.
         processor_room: The processors that requests may ask for, see `make_requests`.
     """
-    rows = make_requests(
+    requests = make_requests(
         [[0]] * batch,
         max_new_tokens=1,
         stop_tokens=range(num_stop_tokens),
         processor_room=processor_room,
     )
-    nothing = jnp.zeros(batch, jnp.int32)
-    return DecodeState(
-        rows=rows.settings(),
-        tokens=jnp.zeros((batch, num_slots), jnp.int32),
-        lengths=nothing + 1,
-        stop_reason=nothing + StopReason.FREE,
+    return begin_state(
+        requests.settings(),
+        jnp.zeros((batch, num_slots), jnp.int32),
+        StopReason.FREE,
         target_cache=decoder.target.init_cache(batch, num_slots),
         drafter_state=decoder.drafting.init_state(batch, num_slots),
-        accept_lengths=jnp.zeros((batch, num_slots), jnp.int32),
-        num_rounds=nothing,
-        expected=jnp.zeros((batch, 2), jnp.float32),
         constraint_state=decoder.init_constraint(params, batch),
         logprobs=no_logprobs(decoder.logprobs, batch, num_slots),
     )
@@ -245,19 +240,7 @@ def run_rounds(
     decoder: Decoder, params: Params, state: DecodeState, *, rounds: int
 ) -> DecodeState:
     """Returns the new state of `generate` alone, for a reader of whole states."""
-    running = state.is_running
-
-    def cond(carry: tuple[jax.Array, DecodeState]) -> jax.Array:
-        done, state = carry
-        is_unchanged = (state.is_running == running).all()
-        has_more = (done < rounds) & running.any() & is_unchanged
-        return has_more & has_room(state, decoder.depth)
-
-    def body(carry: tuple[jax.Array, DecodeState]) -> tuple[jax.Array, DecodeState]:
-        done, state = carry
-        return done + 1, speculative.decode_round(decoder, params, state)[0]
-
-    return jax.lax.while_loop(cond, body, (jnp.int32(0), state))[1]
+    return speculative.decode_until(decoder, params, state, Limits(rounds, 0))
 
 
 @checked_by(check_free)

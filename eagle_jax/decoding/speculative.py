@@ -8,10 +8,11 @@ import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax.constraints import find_forbidden, process_nodes, prune
+from eagle_jax.decoding import autoregressive
 from eagle_jax.decoding.acceptance import accept
-from eagle_jax.decoding.chunked_prefill import check_samples, prefill
+from eagle_jax.decoding.chunked_prefill import prefill
 from eagle_jax.decoding.decoder import AcceptanceRule, Decoder
-from eagle_jax.decoding.growth import cache_sizes, decode_growing, grow, has_room
+from eagle_jax.decoding.growth import Limits, advance_until, generate_growing
 from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.state import (
     DecodeState,
@@ -22,7 +23,7 @@ from eagle_jax.decoding.state import (
 from eagle_jax.interface import Draws, Params, TargetOutput, Verified
 from eagle_jax.interface.checks import check, check_tree
 from eagle_jax.sampling import drafting_keys, position_noise
-from eagle_jax.tree import Acceptance, DraftTree, flatten, root_only
+from eagle_jax.tree import Acceptance, DraftTree, flatten
 
 __all__ = [
     "AcceptanceRule",
@@ -31,6 +32,7 @@ __all__ = [
     "commit",
     "decode",
     "decode_round",
+    "decode_until",
     "generate",
     "prefill",
     "round_draws",
@@ -88,14 +90,8 @@ def generate(
         InputError: If `num_slots` is too small for the requests, a temperature above 0
             meets a greedy decoder, or neighbours differ that are to share a prompt.
     """
-    decoder.check(params, requests)
-    check_samples(requests, num_samples)
-    sizes = cache_sizes(requests, num_slots, depth=decoder.depth)
-    return decode_growing(
-        prefill(decoder, params, requests, num_slots=sizes[0], num_samples=num_samples),
-        sizes,
-        lambda state: decode(decoder, params, state),
-        lambda state, size: grow(decoder, state, num_slots=size),
+    return generate_growing(
+        decoder, params, requests, decode, num_slots=num_slots, num_samples=num_samples
     )
 
 
@@ -105,14 +101,31 @@ def decode(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
 
     The loop ends when every row has, or when one needs a larger cache: see `growth`.
     """
+    return decode_until(decoder, params, state)
 
-    def cond(state: DecodeState) -> jax.Array:
-        return state.is_running.any() & has_room(state, decoder.depth)
 
-    def body(state: DecodeState) -> DecodeState:
+@functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("state",))
+def decode_until(
+    decoder: Decoder, params: Params, state: DecodeState, limits: Limits | None = None
+) -> DecodeState:
+    """Runs rounds as one program, up to limits; the state is donated.
+
+    Args:
+        decoder: The decoder; without a drafter each round is a step of plain decoding.
+            Static.
+        params: The parameters of target and drafter.
+        state: The state of `prefill` or of the last round; finished rows stay as they
+            are.
+        limits: Where it returns although rows are running and have room; `None` for
+            nowhere.
+    """
+
+    def advance(state: DecodeState) -> DecodeState:
+        if decoder.drafter is None:
+            return autoregressive.step(decoder, params, state)
         return _round(decoder, params, state)[0]
 
-    return jax.lax.while_loop(cond, body, state)
+    return advance_until(advance, state, limits, depth=decoder.depth)
 
 
 @functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("state",))
@@ -175,7 +188,7 @@ def round_draws(decoder: Decoder, params: Params, state: DecodeState) -> Draws:
     noise = None
     if decoder.rule == "coupled":
         positions = root_positions[:, None] + jnp.arange(1, decoder.depth + 2)
-        vocab_size = _vocab_size(decoder, params, state)
+        vocab_size = decoder.vocab_size(params)
         noise = position_noise(rows.keys, positions, rows.sampling, vocab_size)
     return Draws(
         sampling=rows.sampling,
@@ -183,16 +196,6 @@ def round_draws(decoder: Decoder, params: Params, state: DecodeState) -> Draws:
         keys=drafting_keys(rows.keys, root_positions),
         guide=decoder.guide(params, state),
     )
-
-
-def _vocab_size(decoder: Decoder, params: Params, state: DecodeState) -> int:
-    """Returns the number of tokens the target knows, `V`; nothing is computed."""
-
-    def run(params: Params, state: DecodeState) -> jax.Array:
-        tree = jax.vmap(functools.partial(root_only, num_nodes=1))(state.root)
-        return run_target(decoder, params, state, tree)[1]
-
-    return jax.eval_shape(run, params, state).shape[-1]
 
 
 def run_target(

@@ -102,6 +102,31 @@ class DecodeState:
         return jnp.take_along_axis(self.tokens, last, axis=1)[:, 0]
 
 
+def begin_state(
+    rows: RowSettings, tokens: jax.Array, stop_reason: StopReason, **parts: Any
+) -> DecodeState:
+    """Returns a state of rows that hold their prompts and have run no round.
+
+    Args:
+        rows: The settings of each row.
+        tokens: `[B, S]` int32, the prompts' tokens; 0 after them.
+        stop_reason: The reason of all rows.
+        **parts: The cache, the drafter's state and the others that a prefill leaves.
+    """
+    nothing = jnp.zeros_like(rows.prompt_lengths)
+    # No array twice, for it is donated.
+    return DecodeState(
+        rows=rows,
+        tokens=tokens,
+        lengths=nothing + rows.prompt_lengths,
+        stop_reason=nothing + stop_reason,
+        accept_lengths=jnp.zeros_like(tokens),
+        num_rounds=nothing,
+        expected=jnp.zeros((len(tokens), 2), jnp.float32),
+        **parts,
+    )
+
+
 def emit(
     state: DecodeState,
     tokens: jax.Array,

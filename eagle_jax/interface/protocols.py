@@ -163,7 +163,11 @@ class Verified:
 
 
 class Target(Protocol):
-    """The model whose text is generated."""
+    """The model whose text is generated.
+
+    One that has an attribute `vocab_size`, the number of tokens it knows, `V`, is not
+    traced to find it.
+    """
 
     def init_cache(self, batch: int, capacity: int) -> Cache:
         """Returns an empty cache.

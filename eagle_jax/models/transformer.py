@@ -238,6 +238,11 @@ class Transformer:
     config: TransformerConfig
     dtype: str = "float32"
 
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens the model knows, `V`."""
+        return self.config.vocab_size
+
     def init_cache(self, batch: int, capacity: int) -> kv.KVCache:
         """See `Target.init_cache`."""
         return kv.init_cache(

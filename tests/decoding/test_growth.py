@@ -1,6 +1,7 @@
 """Caches that grow, and prompts read in chunks, change no token."""
 
 import dataclasses
+import inspect
 from typing import Any
 
 import jax
@@ -12,8 +13,9 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, growth, speculative
 from eagle_jax.decoding.chunked_prefill import prefill
 from eagle_jax.decoding.decoder import Decoder
-from eagle_jax.decoding.growth import ladder
+from eagle_jax.decoding.growth import Limits, ladder
 from eagle_jax.decoding.requests import Requests, make_requests
+from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import (
     LookupDrafter,
     RecyclingDrafter,
@@ -174,6 +176,41 @@ def test_a_loop_stops_before_a_row_outgrows_its_cache(
     longest = int(state.lengths.max())
     assert 64 - drafter.depth <= longest <= 64
     np.testing.assert_array_equal(state.target_cache.length, state.lengths - 1)
+
+
+@pytest.mark.parametrize("name", ["head", "plain"])
+def test_one_program_serves_any_limits(params: dict[str, Params], name: str) -> None:
+    decoder = Decoder(target=TARGET, drafter=DRAFTERS.get(name), acceptance="greedy")
+    weights = params["head"]
+    asked = make_requests(prompts(3, 5, 4), max_new_tokens=[12, 20, 28])
+    program: Any = speculative.decode_until
+
+    def decode(most_rounds: int, most_ended: int) -> DecodeState:
+        begun = speculative.prefill(decoder, weights, asked, num_slots=64)
+        limits = Limits(most_rounds, most_ended)
+        return program(decoder, weights, begun, limits)
+
+    compiled = program._cache_size()
+    two_rounds, first_end, no_limit = decode(2, 3), decode(100, 0), decode(100, 3)
+    assert program._cache_size() == compiled + 1
+    assert two_rounds.num_rounds.tolist() == [2, 2, 2]
+    assert first_end.is_running.tolist().count(False) == 1
+    assert not no_limit.is_running.any()
+    plain = autoregressive.generate(decoder, weights, asked)
+    assert_same_tokens(texts(asked, no_limit), texts(asked, plain))
+
+
+def test_without_a_drafter_a_round_is_a_step(params: dict[str, Params]) -> None:
+    decoder, weights = Decoder(target=TARGET), params["head"]
+    begun = speculative.prefill(decoder, weights, BATCH, num_slots=192)
+    rounds, steps = (
+        jax.make_jaxpr(function, static_argnums=0)(decoder, weights, begun)
+        for function in (
+            inspect.unwrap(speculative.decode_until),
+            inspect.unwrap(autoregressive.decode),
+        )
+    )
+    assert str(rounds) == str(steps)
 
 
 def test_prompts_read_in_chunks_are_read_as_a_whole(
