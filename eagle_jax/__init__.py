@@ -9,7 +9,7 @@ test it all in `eagle_jax.testing`.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from eagle_jax.config import ChainConfig, SamplingConfig, StaticConfig, TreeConfig
+from eagle_jax.config import ChainConfig, StaticConfig, TreeConfig
 from eagle_jax.constraints import Constraint
 from eagle_jax.constraints.automaton import TokenAutomaton
 from eagle_jax.decoding import autoregressive, speculative
@@ -87,7 +87,6 @@ __all__ = [
     "Request",
     "Requests",
     "RopeConfig",
-    "SamplingConfig",
     "Scheduler",
     "SmallModel",
     "StaticConfig",

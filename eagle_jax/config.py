@@ -10,6 +10,7 @@ num_nodes = 50
 
 import dataclasses
 import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -57,6 +58,71 @@ def require_counts(settings: object, **least: int) -> None:
 def require_float32(name: str, value: float) -> None:
     """Refuses a number that would be infinite in float32."""
     require(value <= _FLOAT32_MAX, name, value, "at most 3.4e38, the end of float32")
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The values that a number may have.
+
+    Attributes:
+        least: The least of them.
+        most: The largest; `inf` for the end of int32, or of float32.
+        wanted: The range in words; `None` for "`least` to `most`".
+    """
+
+    least: float
+    most: float = math.inf
+    wanted: str | None = None
+
+    def check(self, name: str, value: float) -> None:
+        """Refuses a value outside the range, by the name of its setting."""
+        wanted = self.wanted or f"{self.least} to {self.most}"
+        is_within = math.isfinite(value) and self.least <= value <= self.most
+        require(is_within, name, value, wanted)
+        if isinstance(value, float):
+            require_float32(name, value)
+        elif self.most == math.inf:
+            require_int32(name, value)
+
+
+DRAWS = {
+    "temperature": Range(0, wanted="finite, 0 or more"),
+    # Smaller ones are 0 in float32.
+    "top_p": Range(2.0**-126, 1, "above 0 and at most 1"),
+    "top_k": Range(-1, wanted="0 or -1 (off), or more"),
+    "min_p": Range(0, 1, "0 (off) to 1"),
+}
+"""The ranges of the settings by which tokens are drawn."""
+
+
+class Without(str):
+    """Why a setting has no flag, or no field of an HTTP request."""
+
+    __slots__ = ()
+
+
+def setting(
+    default: Any,
+    within: Range | None = None,
+    *,
+    flag: str | None = None,
+    openai: str | None = None,
+    checkpoint: str | None = None,
+) -> Any:
+    """Returns a field of a request's settings, with all that other parts know of it.
+
+    Args:
+        default: What holds where nobody says anything; a class makes it.
+        within: The range of the number, or of each; `None` if another class checks it.
+        flag: The flag's name, if it is another one than the setting's.
+        openai: The names of its fields of HTTP requests, OpenAI's or vLLM's, if they
+            are others than the setting's.
+        checkpoint: The key of `generation_config.json` that it follows, if any.
+    """
+    names = {"within": within, "flag": flag, "openai": openai, "checkpoint": checkpoint}
+    if isinstance(default, type):
+        return dataclasses.field(default_factory=default, metadata=names)
+    return dataclasses.field(default=default, metadata=names)
 
 
 def shortest(value: float) -> str:
@@ -155,97 +221,6 @@ class PlainConfig:
     """Plain decoding has no settings of its own."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SamplingConfig:
-    """The settings by which tokens are chosen.
-
-    Attributes:
-        temperature: The divisor of the logits, or 0 for the most likely token; those
-            below 1e-6 count as 1e-6.
-        top_p: Keep the most likely tokens with at least this mass; 1 keeps all.
-        top_k: Keep this many of the most likely tokens; 0 or -1 keeps all.
-        min_p: Keep tokens at least this likely, relative to the most likely one; 0
-            keeps all.
-        seed: The seed of the first request; the next ones draw with the next seeds.
-        acceptance: The acceptance rule above temperature 0: "coupled" gives the very
-            tokens of plain decoding with the same seed; "rejection" gives the same
-            distribution with other tokens, and static trees and chains then draw their
-            nodes from the draft, as published.
-    """
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int = 0
-    acceptance: Acceptance = "coupled"
-
-    def __post_init__(self) -> None:
-        """Refuses values outside their range."""
-        check_types(self)
-        is_temperature = math.isfinite(self.temperature) and self.temperature >= 0
-        require(is_temperature, "temperature", self.temperature, "finite, 0 or more")
-        require_float32("temperature", self.temperature)
-        is_mass = 2.0**-126 <= self.top_p <= 1  # Smaller ones are 0 in float32.
-        require(is_mass, "top_p", self.top_p, "above 0 and at most 1")
-        require(self.top_k >= -1, "top_k", self.top_k, "0 or -1 (off), or more")
-        require_int32("top_k", self.top_k)
-        require(0 <= self.min_p <= 1, "min_p", self.min_p, "0 (off) to 1")
-        require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2**31 - 1")
-
-    @property
-    def rule(self) -> Literal["greedy"] | Acceptance:
-        """The acceptance rule that these settings mean: "greedy" at temperature 0."""
-        return "greedy" if self.temperature == 0 else self.acceptance
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DecodingConfig:
-    """The settings of decoding: its method, its limits and its arithmetic.
-
-    Attributes:
-        method: The method that drafts: dynamic, static or chained trees of an EAGLE
-            head, static ones of Medusa or Hydra heads, the tree of a smaller model (a
-            chain at width 1), earlier text, tokens that the target held likely after
-            others, or none.
-        max_new_tokens: The largest number of tokens to generate per prompt.
-        max_length: The largest number of tokens of prompt and output together; `None`
-            for the smaller of the model's positions and what the request needs.
-        batch_size: The number of prompts decoded together, `B`.
-        dtype: The type of weights, caches and activations; "auto" for float32 on CPUs
-            and the checkpoint's own elsewhere.
-        quantization: The type that the matrices of the target's layers are rounded to
-            as they are read; "none" takes them as they are stored.
-        draft_vocabulary: The tokens that an EAGLE-1/2 head drafts: "8192@texts.txt" for
-            as many of the most frequent tokens of a text; "none", or `None` for all.
-            The text stays the same.
-        ignore_eos: Go on after stop tokens.
-    """
-
-    method: str = "eagle2"
-    max_new_tokens: int = 128
-    max_length: int | None = None
-    batch_size: int = 1
-    dtype: Dtype = "auto"
-    quantization: Quantization = "none"
-    draft_vocabulary: str | None = None
-    ignore_eos: bool = False
-
-    @property
-    def bits(self) -> int | None:
-        """The bits per weight of a quantized target; `None` for weights as stored."""
-        return {"none": None, "int8": 8, "int4": 4}[self.quantization]
-
-    def __post_init__(self) -> None:
-        """Refuses counts below one."""
-        check_types(self)
-        require_counts(self, max_new_tokens=1, batch_size=1)
-        if self.max_length is not None:
-            length = self.max_length
-            require(length >= 2, "max_length", length, "at least 2 (prompt + output)")
-            require_int32("max_length", length)
-
-
 def load_config(path: str | Path, kind: type[Settings], **given: Any) -> Settings:
     """Reads a TOML file of settings.
 
@@ -296,10 +271,7 @@ def from_table(
             its range.
     """
     hints = hints_of(kind)
-    unknown = sorted(set(table) - set(hints))
-    if unknown:
-        known = f"{', '.join(hints)}{did_you_mean(unknown[0], hints)}"
-        raise InputError(f"{where}: unknown key {unknown[0]!r}; known are {known}")
+    check_known(table, hints, where)
     values: dict[str, Any] = {}
     for name, value in table.items():
         hint = types.get(name, hints[name])
@@ -313,3 +285,11 @@ def from_table(
         return kind(**values)
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
+
+
+def check_known(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    """Refuses a key that nobody would read."""
+    names = [*known]
+    for name in sorted(set(table) - set(names)):
+        told = f"{', '.join(names)}{did_you_mean(name, names)}"
+        raise InputError(f"{where}: unknown key {name!r}; known are {told}")

@@ -1,7 +1,6 @@
 """What several tests share."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax.config import DecodingConfig, TreeConfig
+from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
@@ -163,12 +162,12 @@ def file_names(folder: Path) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
 
 
-def settings_of(tree: Any = None, **decoding: Any) -> PairConfig:
+def settings_of(
+    tree: Any = None, *, method: str = PairConfig.method, **more: Any
+) -> PairConfig:
     """Settings in float32; of a dynamic tree a method takes what it reads."""
-    given: dict[str, Any] = {"dtype": "float32"} | decoding
-    method = given.pop("method", DecodingConfig.method)
-    config = PairConfig(decoding=DecodingConfig(**given))
     if tree is None or type(tree) is TreeConfig:
-        return dataclasses.replace(config, tree=tree).with_method(method)
-    decodes = dataclasses.replace(config.decoding, method=method)
-    return dataclasses.replace(config, tree=tree, decoding=decodes)
+        config = PairConfig(dtype="float32", tree=tree).with_method(method)
+    else:
+        config = PairConfig(dtype="float32", method=method, tree=tree)
+    return config.with_(**more)

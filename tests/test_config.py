@@ -10,14 +10,13 @@ import pytest
 
 from eagle_jax.config import (
     CONFIGS,
-    DecodingConfig,
-    SamplingConfig,
     StaticConfig,
     TreeConfig,
     load_config,
 )
 from eagle_jax.drafting import LookupConfig, SwitchConfig
 from eagle_jax.engine.config import PairConfig
+from eagle_jax.engine.request import Request
 from eagle_jax.training.config import (
     OptimizerConfig,
     RunConfig,
@@ -28,7 +27,7 @@ from examples.embedded_pair.training import PretrainConfig
 from tests.helpers import refused
 
 NAN, INF, BIG = float("nan"), float("inf"), 10**12
-TREE, SAMPLING, DECODING = TreeConfig, SamplingConfig, DecodingConfig
+TREE, REQUEST, PAIR = TreeConfig, Request, PairConfig
 OPTIMIZER, RUN = OptimizerConfig, RunConfig
 
 
@@ -40,20 +39,17 @@ OPTIMIZER, RUN = OptimizerConfig, RunConfig
         *((TREE, n, BIG, "below 2**31") for n in ("num_nodes", "width", "depth")),
         *((SwitchConfig, "min_match", x, "1 to 64") for x in (0, 65)),
         *((LookupConfig, "max_ngram", x, "1 to 64") for x in (0, 65)),
-        *((SAMPLING, "temperature", x, "finite, 0 or more") for x in (-1.0, NAN, INF)),
-        (SAMPLING, "temperature", 1e39, "at most 3.4e38"),
-        *((SAMPLING, "top_p", x, "above 0 and at most 1") for x in (0.0, 1.5, NAN)),
-        (SAMPLING, "top_k", -2, "0 or -1 (off), or more"),
-        (SAMPLING, "top_k", BIG, "below 2**31"),
-        *((SAMPLING, "min_p", x, "0 (off) to 1") for x in (1.5, -0.1, NAN)),
-        *((SAMPLING, "seed", x, "0 to 2**31 - 1") for x in (-1, 2**31)),
-        *((DECODING, "max_new_tokens", x, "at least 1") for x in (0, -1)),
-        (DECODING, "max_length", 1, "at least 2 (prompt + output)"),
-        (DECODING, "batch_size", 0, "at least 1"),
-        *(
-            (DECODING, name, BIG, "below 2**31")
-            for name in ("max_new_tokens", "max_length", "batch_size")
-        ),
+        *((REQUEST, "temperature", x, "finite, 0 or more") for x in (-1.0, NAN, INF)),
+        (REQUEST, "temperature", 1e39, "at most 3.4e38"),
+        *((REQUEST, "top_p", x, "above 0 and at most 1") for x in (0.0, 1.5, NAN)),
+        (REQUEST, "top_k", -2, "0 or -1 (off), or more"),
+        (REQUEST, "top_k", BIG, "below 2**31"),
+        *((REQUEST, "min_p", x, "0 (off) to 1") for x in (1.5, -0.1, NAN)),
+        *((REQUEST, "seed", x, "0 to 4294967295") for x in (-1, 2**32)),
+        *((REQUEST, "max_new_tokens", x, "1 to 2147483647") for x in (0, -1, BIG)),
+        (PAIR, "max_length", 1, "at least 2 (prompt + output)"),
+        (PAIR, "batch_size", 0, "at least 1"),
+        *((PAIR, name, BIG, "below 2**31") for name in ("max_length", "batch_size")),
         *((OPTIMIZER, "clip", x, "above 0 and finite") for x in (0.0, NAN, INF)),
         *((OPTIMIZER, "weight_decay", x, "0 or more and finite") for x in (-1.0, INF)),
     ],
@@ -67,13 +63,13 @@ def test_what_lies_outside_its_range_is_refused(
 @pytest.mark.parametrize(
     ("kind", "name", "value", "wanted"),
     [
-        (SAMPLING, "temperature", "0.7", "'0.7' must be float"),
-        (SAMPLING, "temperature", None, "None must be float"),
-        (SAMPLING, "seed", True, "True must be int"),
-        (SAMPLING, "top_k", np.array([1, 2]), "array([1, 2]) must be int"),
-        (SAMPLING, "acceptance", "zz", "'zz' must be one of 'coupled', 'rejection'"),
-        (DECODING, "batch_size", np.float32(2.5), "2.5 must be int"),
-        (DECODING, "ignore_eos", 1, "1 must be bool"),
+        (REQUEST, "temperature", "0.7", "'0.7' must be float"),
+        (REQUEST, "temperature", None, "None must be float"),
+        (REQUEST, "seed", True, "True must be a whole number"),
+        (REQUEST, "top_k", np.array([1, 2]), "array([1, 2]) must be a whole number"),
+        (PAIR, "acceptance", "zz", "'zz' must be one of 'coupled', 'rejection'"),
+        (PAIR, "batch_size", np.float32(2.5), "2.5 must be int"),
+        (REQUEST, "ignore_eos", 1, "1 must be bool"),
         (PairConfig, "tree", {"num_nodes": 4}, "is not of method eagle2"),
         (RUN, "steps", "3", "'3' must be int"),
     ],
@@ -87,8 +83,8 @@ def test_what_has_another_type_is_refused(
 def test_scalars_of_arrays_and_paths_are_settings() -> None:
     top_k: Any = np.int64(3)
     path: Any = Path("trees.json")
-    sampling = SamplingConfig(temperature=1, top_k=top_k, min_p=jnp.float32(0.5))
-    assert sampling == SamplingConfig(temperature=1.0, top_k=3, min_p=0.5)
+    request = Request(temperature=1, top_k=top_k, min_p=jnp.float32(0.5))
+    assert repr(request) == repr(Request(temperature=1.0, top_k=3, min_p=0.5))
     assert StaticConfig(choices=path) == StaticConfig(choices="trees.json")
 
 
@@ -101,9 +97,19 @@ def test_scalars_of_arrays_and_paths_are_settings() -> None:
         ("[tree]\nnum_nodes = true", "num_nodes = True must be int"),
         ("[tree]\nrerank = 1", "rerank = 1 must be bool"),
         ("tree = 60", "'tree' must be a table, not 60"),
-        ('[decoding]\nmethod = "eagle3"', "method = 'eagle3' is no method"),
-        ("[sampling]\ntop_p = 0", "top_p = 0.0 must be above 0"),
-        (f"[decoding]\nmax_new_tokens = {BIG}", f"{BIG} must be below 2**31"),
+        ('[pair]\nmethod = "eagle3"', "method = 'eagle3' is no method"),
+        ("[request]\ntop_p = 0", "top_p = 0.0 must be above 0"),
+        (f"[request]\nmax_new_tokens = {BIG}", f"{BIG} must be 1 to 2147483647"),
+        ("[request]\nstop = 5", "[request]: stop = 5 must be a list"),
+        ("[request]\nmethod = 5", "[request]: unknown key 'method'; known are max_new"),
+        ("[pair]\nseed = 5", "[pair]: unknown key 'seed'; known are method, accep"),
+        (
+            '[decoding]\nmethod = "chain"\ndtype = "auto"\nmax_new_tokens = 3',
+            "no table [decoding] any more; write method, dtype into [pair], "
+            "max_new_tokens into [request]",
+        ),
+        ("[sampling]\ntop_p = 0.5", "[sampling] any more; write top_p into [request]"),
+        ("sampling = 3", "write its keys into [pair] and [request]"),
         ("[tree\nnum_nodes = 60", "is not valid TOML"),
         (None, "cannot read"),
     ],

@@ -172,10 +172,10 @@ def test_a_files_tree_is_of_the_method_that_it_names() -> None:
         return PairConfig.from_table(table, "a.toml", method)
 
     assert read({"tree": {"depth": 2}}).tree == TreeConfig(depth=2)
-    named = {"decoding": {"method": "chain"}, "tree": {"depth": 2}}
+    named = {"pair": {"method": "chain"}, "tree": {"depth": 2}}
     assert read(named, "lookup").tree == ChainConfig(depth=2)
     # Where it names none, it is of the one that is asked for, if that has its keys.
     assert read({"tree": {"depth": 2}}, "chain").tree == ChainConfig(depth=2)
     assert read({"tree": {"num_nodes": 2}}, "chain").tree == TreeConfig(num_nodes=2)
     refused(lambda: read(named | {"tree": {"width": 2}}), "unknown key 'width'")
-    refused(lambda: read({"decoding": {"method": "x"}}), "a.toml", "'x' is no method")
+    refused(lambda: read({"pair": {"method": "x"}}), "a.toml", "'x' is no method")

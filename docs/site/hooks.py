@@ -39,7 +39,7 @@ RENAMED = {
 USES: tuple[tuple[str, str, str], ...] = (
     (
         "Text in, text out",
-        "load_pair load_embedded_pair Pair PairConfig Request SamplingConfig "
+        "load_pair load_embedded_pair Pair PairConfig Request "
         "ProcessorConfig LogprobsConfig Generation Piece TokenLogprob StopReason "
         "InputError",
         "methods config processors",

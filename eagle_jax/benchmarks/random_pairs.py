@@ -29,7 +29,7 @@ def open_random(config: TransformerConfig, settings: PairConfig) -> PairSource:
     Raises:
         InputError: If memory cannot hold the weights.
     """
-    method, dtype = settings.method, settings.decoding.dtype
+    method, dtype = settings.method_row, settings.dtype
     if dtype == "auto":
         dtype = "float32" if on_cpu() else "bfloat16"
     check_memory(config, dtype)

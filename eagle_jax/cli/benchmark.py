@@ -21,7 +21,7 @@ from eagle_jax.benchmarks.rounds import FIGURES, num_nodes, time_rounds
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings
-from eagle_jax.config import DecodingConfig, TreeConfig
+from eagle_jax.config import TreeConfig
 from eagle_jax.decoding.requests import make_requests, round_up_slots
 from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.pairs import LoadedPair, PairSource, open_pair
@@ -62,7 +62,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add_settings(parser, PairConfig, "dtype", usual={"dtype": "auto"})
     methods = [name for name in METHODS if name != PLAIN.name]
     rounds = "time a round of each of these, beside a token of plain decoding"
-    usual = [DecodingConfig.method]
+    usual = [PairConfig.method]
     add("--methods", nargs="+", choices=methods, default=usual, help=rounds)
     return parser.parse_args(argv)
 
@@ -81,11 +81,10 @@ def _benchmark(arguments: argparse.Namespace) -> int:
 
 def _open(arguments: argparse.Namespace, method: str) -> PairSource:
     sizes = {name: getattr(arguments, name) for name in ("num_nodes", "depth", "width")}
-    decoding = DecodingConfig(dtype=arguments.dtype)
-    config = PairConfig(tree=TreeConfig(**sizes), decoding=decoding)
+    config = PairConfig(dtype=arguments.dtype, tree=TreeConfig(**sizes))
     config = config.with_method(method)
     if arguments.target is None:
-        if config.method.weights is SMALL_MODEL:
+        if config.method_row.weights is SMALL_MODEL:
             raise InputError(
                 "--random makes heads, no small model; give --target FOLDER and "
                 "--draft FOLDER"

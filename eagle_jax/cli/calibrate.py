@@ -17,7 +17,7 @@ from eagle_jax.cli.files import check_writable
 from eagle_jax.cli.pair_flags import add_pair_flags, open_measured
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, join_settings
-from eagle_jax.config import DecodingConfig, TreeConfig, require
+from eagle_jax.config import TreeConfig, require
 from eagle_jax.engine.config import PairConfig
 from eagle_jax.evaluation.fit import calibrate_pair, calibration_file, describe
 from eagle_jax.files import write_json
@@ -39,7 +39,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add_pair_flags(parser)
     add = parser.add_argument
     what = "the method whose trees are looked at"
-    add("--method", choices=_METHODS, default=DecodingConfig.method, help=what)
+    add("--method", choices=_METHODS, default=PairConfig.method, help=what)
     names = ("num_nodes", "depth", "width", "max_new_tokens", "batch_size", "dtype")
     usual = {"num_nodes": 60, "depth": 8, "width": 6, "batch_size": 8}
     add_settings(parser, PairConfig, *names, usual=usual)
@@ -50,8 +50,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 def _calibrate(arguments: argparse.Namespace) -> int:
     check_writable(arguments.output)
-    config = join_settings(PairConfig, None, arguments)
-    new_tokens = config.decoding.max_new_tokens
+    config = join_settings(None, arguments)
+    new_tokens = config.request.max_new_tokens
     require(new_tokens >= 2, "--max-new-tokens", new_tokens, "at least 2")
     require(config.tree.levels >= 1, "--depth", config.tree.levels, "at least 1")
     # What is decoded with has calibrations of its own.

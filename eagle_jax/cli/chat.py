@@ -69,21 +69,21 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _chat(arguments: argparse.Namespace) -> int:
-    config = join_settings(PairConfig, arguments.config, arguments)
+    config = join_settings(arguments.config, arguments)
     pair = open_named(arguments, config)
     if not pair.tokenizer.chat_template:
         raise InputError(
             f"{arguments.target} has no chat template; give --target a chat model, or "
             "let eagle-jax generate --stream continue a text"
         )
-    longest = config.decoding.max_length or pair.source.config.max_positions
+    longest = config.max_length or pair.source.config.max_positions
     given: dict[str, Any] = {"max_new_tokens": arguments.max_new_tokens or longest}
     for name in _SAMPLING.split():
         if getattr(arguments, name) is not None:
             given[name] = getattr(arguments, name)
     settings = pair.request(**given)
     say(f"loading {arguments.target}")
-    rule = config.sampling.acceptance
+    rule = config.acceptance
     scheduler = pair.scheduler(batch_size=1, max_length=longest, acceptance=rule)
     with contextlib.suppress(ImportError):  # Lines that can be edited; not on Windows.
         importlib.import_module("readline")

@@ -100,12 +100,12 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    settings = join_settings(PairConfig, arguments.config, arguments)
+    settings = join_settings(arguments.config, arguments)
     check_folder(arguments.output)
     runs = make_runs(
         [parse_method(text, settings) for text in arguments.methods],
-        arguments.temperatures or [settings.sampling.temperature],
-        arguments.batch_sizes or [settings.decoding.batch_size],
+        arguments.temperatures or [settings.request.temperature],
+        arguments.batch_sizes or [settings.batch_size],
     )
     given = {one.option: getattr(arguments, one.option) for one in WEIGHTS}
     config = EvaluationConfig(
@@ -116,7 +116,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         with_nodes=arguments.with_nodes,
     )
     for run in runs:
-        config.draft_of(run.config.method)  # Before question files are read.
+        config.draft_of(run.config.method_row)  # Before question files are read.
     questions = _read_questions(arguments)
     _print_table(evaluate(config, runs, questions, report=say, progress=progress))
     return 0

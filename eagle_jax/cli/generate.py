@@ -27,11 +27,11 @@ from eagle_jax.cli.processes import (
     mesh_shape,
     print_once,
 )
-from eagle_jax.cli.request_flags import add_request_flags, read_requests
+from eagle_jax.cli.request_flags import add_request_flags, read_requests, take_request
 from eagle_jax.cli.session import Session, View
 from eagle_jax.cli.settings import METHOD_GROUPS, add_groups, join_settings
 from eagle_jax.config import CONFIGS
-from eagle_jax.engine.config import PairConfig, of_call
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.runner import Runner
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
@@ -116,23 +116,24 @@ def _check(arguments: argparse.Namespace, config: PairConfig) -> None:
     """Refuses flags that do not go together, before any long work starts."""
     for file in filter(None, (arguments.json, arguments.html, arguments.svg)):
         check_writable(file)
-    if _draws(arguments) and config.method.is_plain:
+    if _draws(arguments) and config.method_row.is_plain:
         raise InputError("autoregressive decoding drafts no tree that could be drawn")
     if arguments.trace and arguments.json is None:
         raise InputError("--trace needs --json FILE, where the trees are written")
-    if arguments.stream and config.decoding.batch_size > 1:
+    if arguments.stream and config.batch_size > 1:
         raise InputError(
             f"--stream shows one text at a time, but batch_size = "
-            f"{config.decoding.batch_size}; leave out one of them"
+            f"{config.batch_size}; leave out one of them"
         )
 
 
 def _generate(arguments: argparse.Namespace) -> int:
     _join_processes(arguments)
-    config = join_settings(PairConfig, arguments.config, arguments)
+    given = take_request(arguments)
+    config = join_settings(arguments.config, arguments)
     _check(arguments, config)
     pair = open_named(arguments, config, mesh_shape(arguments))
-    prompts, asked = read_requests(arguments, pair)
+    shared, prompts, asked = read_requests(arguments, pair, given)
     draft = pair.source.draft
     if draft is not None:
         say(f"{arguments.draft} holds {draft.description}")
@@ -147,8 +148,9 @@ def _generate(arguments: argparse.Namespace) -> int:
             "the prompts' settings hold several constraints; give one `regex` or "
             "`json_schema` per command"
         )
-    config = of_call(config, max(one.temperature for _, one in asked))
-    runner = pair.runner(asked, config, config.decoding.batch_size)
+    heat = max(one.temperature for _, one in asked)
+    config = config.with_(request=shared, temperature=heat)
+    runner = pair.runner(asked, config, config.batch_size)
     view = View(
         stream=arguments.stream,
         is_chat=arguments.chat,
@@ -203,15 +205,16 @@ def _write(
 
 def _conditions(arguments: argparse.Namespace, runner: Runner) -> dict[str, Any]:
     """Returns the settings and versions that the results of a run depend on."""
-    settings, dtype = dataclasses.asdict(runner.config), runner.pair.target.dtype
-    settings["decoding"] |= {"dtype": dtype, "max_length": runner.max_length}
+    pair, dtype = dataclasses.asdict(runner.config), runner.pair.target.dtype
+    tree, request = pair.pop("tree"), pair.pop("request")
+    pair |= {"dtype": dtype, "max_length": runner.max_length}
     names = {"target": arguments.target, "draft": arguments.draft}
-    schema, names = arguments.json_schema, names | {"chat": arguments.chat}
-    names |= {"regex": arguments.regex, "json_schema": schema and str(schema)}
+    schema, names = arguments.schema_file, names | {"chat": arguments.chat}
+    names |= {"regex": request["regex"], "json_schema": schema and str(schema)}
     shape = mesh_shape(arguments)
     names |= {"mesh": None if shape is None else str(shape)}
     return {
-        "settings": names | settings,
+        "settings": names | {"tree": tree, "pair": pair, "request": request},
         "versions": versions(),
         "device": jax.devices()[0].device_kind,
         "target_bytes": num_bytes(runner.pair.params.target),

@@ -29,7 +29,7 @@ def page(record: dict[str, Any], tokenizer: Any) -> str:
     """
     settings, totals = record["settings"], record["totals"]
     plain = totals.get("autoregressive_tokens_per_second") or 0.0
-    passes = plain / settings["decoding"]["batch_size"]  # Of plain decoding, a second.
+    passes = plain / settings["pair"]["batch_size"]  # Of plain decoding, a second.
     return _TEMPLATES.get_template("page.html").render(
         about=_about(settings, record["device"]),
         summary=results.summary(totals),
@@ -57,16 +57,16 @@ def picture(record: dict[str, Any], tokenizer: Any) -> str:
 
 def _about(settings: dict[str, Any], device: str) -> str:
     """Returns what the figures of a page depend on, as one line."""
-    decoding, sampling = settings["decoding"], settings["sampling"]
+    pair, request = settings["pair"], settings["request"]
     tree = (
         f"{name} {value}"
         for name, value in settings["tree"].items()
         if value is not None and type(value) is not bool
     )
     return (
-        f"{decoding['method']} ({', '.join(tree)}); target {settings['target']}, draft "
-        f"{settings['draft']}; temperature {sampling['temperature']:g}; "
-        f"{decoding['dtype']} on {device}"
+        f"{pair['method']} ({', '.join(tree)}); target {settings['target']}, draft "
+        f"{settings['draft']}; temperature {request['temperature']:g}; "
+        f"{pair['dtype']} on {device}"
     )
 
 

@@ -44,7 +44,7 @@ def open_named(
     Raises:
         InputError: If half of the pair is missing.
     """
-    weights = config.method.weights
+    weights = config.method_row.weights
     is_embedded = arguments.target == str(assets.TARGET)
     if is_embedded and arguments.draft is None and weights is not None:
         arguments.draft = weights.embedded and str(weights.embedded)
@@ -78,7 +78,7 @@ def open_measured(
     Raises:
         InputError: If a part of the pair is missing, or there are too few prompts.
     """
-    _complete(arguments, config.method)
+    _complete(arguments, config.method_row)
     pair = load_pair(
         arguments.target,
         arguments.draft,
@@ -86,10 +86,8 @@ def open_measured(
         is_lazy=True,
         generation_config="none",
     )
-    new_tokens = config.decoding.max_new_tokens
-    pair.source.check_memory(
-        batch_size=config.decoding.batch_size, max_length=1 + new_tokens
-    )
+    new_tokens = config.request.max_new_tokens
+    pair.source.check_memory(batch_size=config.batch_size, max_length=1 + new_tokens)
     positions = pair.source.config.max_positions
     longest = positions - new_tokens
     if longest < 1:

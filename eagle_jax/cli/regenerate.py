@@ -47,7 +47,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    config = join_settings(PairConfig, None, arguments)
+    config = join_settings(None, arguments)
     output = arguments.output
     check_writable(output)
     names = (field.name for field in dataclasses.fields(RegenerateJob))

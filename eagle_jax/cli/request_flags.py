@@ -1,6 +1,7 @@
 """The flags of single requests, and prompts that bring settings of their own."""
 
 import argparse
+import dataclasses
 import json
 import re
 import sys
@@ -10,47 +11,24 @@ from typing import Any
 from eagle_jax.cli.command import Parser
 from eagle_jax.cli.files import read_prompts, read_settings
 from eagle_jax.cli.settings import add_settings
+from eagle_jax.config import Without
 from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.pair import Pair
-from eagle_jax.engine.request import Asked, each_sample
+from eagle_jax.engine.request import Asked, Request, each_sample
 from eagle_jax.errors import InputError
 from eagle_jax.parsing import read_json
 
-_PLAIN = (
-    *("min_new_tokens", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *("no_repeat_ngram_size", "logprobs", "prompt_logprobs"),
-)
-_GIVEN = (
-    *("temperature", "top_p", "top_k", "min_p", "seed", "max_new_tokens"),
-    *("ignore_eos", "stop", "stop_token_ids", "bad_words", "n", "regex"),
-    "skip_special_tokens",
-)
+_FLAGS = [
+    field.name
+    for field in dataclasses.fields(Request)
+    if not isinstance(field.metadata["flag"], Without)
+]
 
 
 def add_request_flags(parser: Parser) -> None:
     """Adds the flags that become fields of `Request`, and those of prompts."""
     group = parser.add_argument_group("what is asked for")
-    add = group.add_argument
-    sampling = "max_new_tokens temperature top_p top_k min_p seed ignore_eos"
-    add_settings(group, PairConfig, *sampling.split())
-    add("--num-samples", dest="n", type=int, help="texts per prompt; default 1")
-    add("--stop", action="append", metavar="TEXT", help="ends the text before it")
-    add("--stop-token-ids", type=int, nargs="+", metavar="ID", help="end the text, too")
-    add("--bad-words", nargs="+", metavar="TEXT", help="what no text contains")
-    bias = "what is added to the logits of tokens"
-    add("--logit-bias", nargs="+", metavar="ID=VALUE", help=bias)
-    regex = "texts match this regular expression (extra grammar)"
-    add("--regex", metavar="PATTERN", help=regex)
-    schema = "texts are JSON of this schema (extra grammar)"
-    add("--json-schema", type=Path, metavar="FILE", help=schema)
-    add_settings(group, PairConfig, *_PLAIN)
-    add(
-        "--keep-special-tokens",
-        dest="skip_special_tokens",
-        action="store_false",
-        default=None,
-        help="write special tokens, too",
-    )
+    add_settings(group, PairConfig, *_FLAGS)
     add = parser.add_argument_group("how prompts are read").add_argument
     add("--system", help="what the system says before a conversation")
     add("--chat-template-kwargs", metavar="JSON", help="variables of the chat template")
@@ -59,24 +37,42 @@ def add_request_flags(parser: Parser) -> None:
     add("--generation-config", choices=["auto", "none"], default="auto", help=auto)
 
 
+def take_request(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Takes the flags of requests out of those of a command, which keeps the others.
+
+    The pair's own settings are none of theirs: flags win over what a checkpoint says,
+    even where they say what a setting is by default.
+
+    Raises:
+        InputError: If a bias or the schema cannot be read.
+    """
+    given = {name: vars(arguments).pop(name) for name in _FLAGS}
+    arguments.schema_file = given["json_schema"]
+    given["json_schema"] = arguments.schema_file and read_json(arguments.schema_file)
+    given["logit_bias"] = given["logit_bias"] and _biases(given["logit_bias"])
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def read_requests(
-    arguments: argparse.Namespace, pair: Pair
-) -> tuple[list[str], list[Asked]]:
+    arguments: argparse.Namespace, pair: Pair, given: dict[str, Any]
+) -> tuple[Request, list[str], list[Asked]]:
     """Returns the prompts of a command and the texts that it asks for.
 
     A line of a .jsonl file may hold an object `settings` beside its `prompt`: fields of
     `Request`, which win over flags.
 
+    Args:
+        arguments: The flags.
+        pair: The pair.
+        given: The flags of requests, see `take_request`.
+
+    Returns:
+        The settings that all share but for their seeds and what lines say, the prompt
+        of each text, and the texts.
+
     Raises:
         InputError: If a prompt or a setting cannot be used.
     """
-    given = {
-        name: getattr(arguments, name)
-        for name in (*_PLAIN, *_GIVEN)
-        if getattr(arguments, name, None) is not None
-    }
-    given |= {"json_schema": arguments.json_schema and read_json(arguments.json_schema)}
-    given |= {"logit_bias": arguments.logit_bias and _biases(arguments.logit_bias)}
     prompts: list[str] = list(arguments.prompt)
     own: list[dict[str, Any]] = [{}] * len(prompts)
     if arguments.prompts == Path("-"):
@@ -98,7 +94,7 @@ def read_requests(
     ]
     repeated = zip(prompts, settings, strict=True)
     texts = [prompt for prompt, one in repeated for _ in range(one.n)]
-    return texts, each_sample(encoded, settings)
+    return shared, texts, each_sample(encoded, settings)
 
 
 def _biases(given: list[str]) -> dict[int, float]:

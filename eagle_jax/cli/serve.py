@@ -70,7 +70,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    config = join_settings(PairConfig, arguments.config, arguments)
+    config = join_settings(arguments.config, arguments)
     try:
         from eagle_jax.serve.app import ServeConfig, make_app
         from eagle_jax.serve.engine import Engine
@@ -96,9 +96,9 @@ def _serve(arguments: argparse.Namespace) -> int:
         address = f"http://{host}:{port}"
         engine = Engine(
             pair,
-            batch_size=config.decoding.batch_size,
+            batch_size=config.batch_size,
             max_waiting=arguments.max_waiting,
-            max_length=config.decoding.max_length,
+            max_length=config.max_length,
             report=say,
             when_ready=lambda: say(f"serving {name} at {address}/v1"),
         )

@@ -4,15 +4,13 @@ import argparse
 import dataclasses
 import inspect
 import re
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from eagle_jax.config import DecodingConfig, load_config
-from eagle_jax.engine.config import PairConfig, check_read
-from eagle_jax.engine.request import Request
+from eagle_jax.config import load_config
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.methods import METHODS
 
 Settings = TypeVar("Settings")
@@ -27,7 +25,15 @@ METHOD_SETTINGS = tuple(
 )
 """The names of the settings that are one method's or another's own, as flags."""
 
-_DYNAMIC = METHODS[DecodingConfig.method].own_settings
+_LISTS: dict[Any, dict[str, Any]] = {
+    str | Sequence[str]: {"nargs": "+", "action": "extend", "metavar": "TEXT"},
+    Sequence[int]: {"nargs": "+", "type": int, "metavar": "ID"},
+    Mapping[int, float]: {"nargs": "+", "metavar": "ID=VALUE"},
+    str | Mapping[str, Any] | None: {"type": Path, "metavar": "FILE"},
+}
+"""What `argparse` is told of settings that are more than one number or name."""
+
+_DYNAMIC = METHODS[PairConfig.method].own_settings
 
 METHOD_GROUPS = {
     "the tree; that of the embedded pair is in configs/embedded.toml": " ".join(
@@ -72,32 +78,44 @@ def add_settings(
         usual: The command's own defaults, where they are not those of the settings.
     """
     hints = typing.get_type_hints(kind).values()
-    tables: list[Any] = [hint for hint in hints if dataclasses.is_dataclass(hint)]
-    tables += more
+    tables: list[Any] = [kind, *filter(dataclasses.is_dataclass, hints), *more]
     if kind is PairConfig:
         tables += [method.settings for method in METHODS.values()]
-        tables.append(Request)
     for name in names:
         table = next(t for t in tables if name in typing.get_type_hints(t))
-        hint = typing.get_type_hints(table)[name]
-        options: dict[str, Any] = {"type": hint}
-        if hint is bool:
-            options = {"action": "store_true", "default": None}
-        elif name == "method":
-            options = {"choices": list(METHODS)}
-        elif typing.get_origin(hint) is typing.Literal:
-            options = {"choices": typing.get_args(hint)}
-        elif isinstance(hint, types.UnionType):
-            options = {"type": typing.get_args(hint)[0]}
-        text = inspect.getdoc(table) or ""
-        words = re.search(rf"^    {name}: (.*(\n {{8}}.*)*)", text, re.MULTILINE)
-        described = words[1].replace("%", "%%") if words else None
-        if described:  # Nobody can type `None`: a flag is left out. Axes are code's.
-            described = re.sub(r"`None`\s+for", "by default", described)
-            described = re.sub(r",\s+`[A-Z]`", "", described)
-            described += _readers(name) + _default(table, name, usual or {})
+        (field,) = (one for one in dataclasses.fields(table) if one.name == name)
+        options = _options(field, typing.get_type_hints(table)[name])
+        described = _described(table, name)
+        if described:
+            described += _readers(name) + _default(field, usual or {})
         options |= {"default": usual[name]} if usual and name in usual else {}
-        parser.add_argument(f"--{name.replace('_', '-')}", help=described, **options)
+        flag = (field.metadata.get("flag") or name).replace("_", "-")
+        parser.add_argument(f"--{flag}", dest=name, help=described, **options)
+
+
+def _options(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
+    """Returns what `argparse` is told of the values of a field."""
+    if hint is bool:
+        is_on = field.default is True
+        return {"action": "store_false" if is_on else "store_true", "default": None}
+    if field.name == "method":
+        return {"choices": list(METHODS)}
+    if typing.get_origin(hint) is typing.Literal:
+        return {"choices": typing.get_args(hint)}
+    if hint in _LISTS:
+        return _LISTS[hint]
+    return {"type": hint if isinstance(hint, type) else typing.get_args(hint)[0]}
+
+
+def _described(table: type, name: str) -> str | None:
+    """Returns what a class's docstring says of a field, as help of a flag says it."""
+    text = inspect.getdoc(table) or ""
+    words = re.search(rf"^    {name}: (.*(\n {{8}}.*)*)", text, re.MULTILINE)
+    if words is None:
+        return None
+    # Nobody can type `None`: a flag is left out. Axes are code's.
+    described = re.sub(r"`None`\s+for", "by default", words[1].replace("%", "%%"))
+    return re.sub(r",\s+`[A-Z]`", "", described)
 
 
 def _readers(name: str) -> str:
@@ -108,39 +126,36 @@ def _readers(name: str) -> str:
     return f" Of {', '.join(readers)}."
 
 
-def _default(table: Any, name: str, usual: Mapping[str, Any]) -> str:
+def _default(field: dataclasses.Field[Any], usual: Mapping[str, Any]) -> str:
     """Returns what holds without a flag, unless it says so or the parser does."""
-    default = {one.name: one.default for one in dataclasses.fields(table)}[name]
-    is_off = isinstance(default, bool) or default in (None, dataclasses.MISSING)
-    return "" if is_off or name in usual else f" (default: {default})"
+    default = field.default
+    is_off = isinstance(default, bool) or default in (None, (), dataclasses.MISSING)
+    return "" if is_off or field.name in usual else f" (default: {default})"
 
 
-def join_settings(
-    kind: type[Settings], path: Path | None, arguments: argparse.Namespace
-) -> Settings:
+def join_settings(path: Path | None, arguments: argparse.Namespace) -> PairConfig:
     """Joins the defaults, a TOML file and the flags, the later ones winning.
 
     Args:
-        kind: A frozen dataclass of frozen dataclasses, one per TOML table.
         path: The file, or `None` for none.
-        arguments: The flags by the names of the inner fields; `None` for those not
-            given.
+        arguments: The flags by the names of settings; `None` for those not given.
 
     Raises:
         InputError: If the file or a value is refused, or the method does not read a
             flag that is given.
     """
     method = getattr(arguments, "method", None)
-    given = {"method": method} if issubclass(kind, PairConfig) else {}
-    config: Any = kind() if path is None else load_config(path, kind, **given)
-    if isinstance(config, PairConfig):
-        config = config.with_method(method or config.decoding.method)
-        for name in (*_OWN, "draft_vocabulary"):
-            # A dynamic tree's settings may come with every pair, whatever drafts.
-            is_common = name in METHODS[DecodingConfig.method].own_settings
-            if getattr(arguments, name, None) is not None and not is_common:
-                check_read(config, name)
-    return with_flags(config, arguments)
+    config = PairConfig()
+    if path is not None:
+        config = load_config(path, PairConfig, method=method)
+    config = config.with_method(method or config.method)
+    given = {x: value for x, value in vars(arguments).items() if value is not None}
+    for name in given:
+        # A dynamic tree's settings may come with every pair, whatever drafts.
+        if name == "draft_vocabulary" or (name in _OWN and name not in _DYNAMIC):
+            config.check_reads(name)
+    known = vars(config) | vars(config.tree) | vars(config.request)
+    return config.with_(**{name: given[name] for name in known if name in given})
 
 
 def with_flags(config: Settings, arguments: argparse.Namespace) -> Settings:
@@ -148,7 +163,8 @@ def with_flags(config: Settings, arguments: argparse.Namespace) -> Settings:
 
     Args:
         config: A frozen dataclass of frozen dataclasses, one per TOML table.
-        arguments: The flags, see `join_settings`.
+        arguments: The flags by the names of the inner fields; `None` for those not
+            given.
 
     Raises:
         InputError: If a value is refused.

@@ -24,9 +24,10 @@ from eagle_jax.cli.files import DATA
 from eagle_jax.cli.processes import add_mesh_flags, join, mesh_shape, print_once
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_groups, with_flags
-from eagle_jax.config import DecodingConfig, TreeConfig, load_config
+from eagle_jax.config import TreeConfig, load_config
 from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.pairs import open_pair
+from eagle_jax.engine.request import Request
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.fit import calibrate_pair, calibration_file
 from eagle_jax.files import write_json
@@ -152,11 +153,9 @@ def _calibrate(target: str, trained: Trained) -> None:
     tree = TreeConfig(num_nodes=60, depth=min(levels, 8), width=6, calibration="none")
     config = PairConfig(
         tree=tree,
-        decoding=DecodingConfig(
-            method=trained.config.kind.name,
-            max_new_tokens=max(run.eval_new_tokens, 2),
-            dtype=run.dtype,
-        ),
+        method=trained.config.kind.name,
+        dtype=run.dtype,
+        request=Request(max_new_tokens=max(run.eval_new_tokens, 2)),
     )
     prompts = [list(prompt) for prompt in trained.data.prompts]
     say("calibrating its confidences")

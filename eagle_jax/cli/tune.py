@@ -24,8 +24,8 @@ from eagle_jax.cli.files import check_writable
 from eagle_jax.cli.pair_flags import add_pair_flags, open_measured
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, join_settings
-from eagle_jax.config import DecodingConfig, require
-from eagle_jax.engine.config import PairConfig, check_read
+from eagle_jax.config import require
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.request import each_sample, request_of
 from eagle_jax.files import write_whole
 from eagle_jax.methods import METHODS
@@ -53,7 +53,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     tried = [name for name, row in METHODS.items() if row.trials]
     what = "the method whose settings are tried"
-    add("--method", choices=tried, default=DecodingConfig.method, help=what)
+    add("--method", choices=tried, default=PairConfig.method, help=what)
     origin = "of eagle-jax calibrate; default the head's own, none for none"
     add("--calibration", metavar="FILE", help=origin)
     add_settings(parser, PairConfig, "draft_vocabulary", "batch_size", "dtype")
@@ -75,15 +75,15 @@ def _tune(arguments: argparse.Namespace) -> int:
     for name, least in (("num_prompts", 1), ("repeats", 1), ("max_new_tokens", 2)):
         value, flag = getattr(arguments, name), "--" + name.replace("_", "-")
         require(value >= least, flag, value, f"at least {least}")
-    config = join_settings(PairConfig, None, arguments)
-    size, rule = config.decoding.batch_size, config.sampling.rule
+    config = join_settings(None, arguments)
+    size, rule = config.batch_size, config.rule
     trees = _trees(arguments, config)
     largest = max(trees, key=lambda tree: getattr(tree, "num_nodes", 0))
     config = dataclasses.replace(config, tree=largest)
     pair, prompts = open_measured(arguments, config, least=size)
     count = max(min(arguments.num_prompts, len(prompts)), size)
     prompts = [prompts[i * len(prompts) // count] for i in range(count)]
-    asked = each_sample(prompts, request_of(config))
+    asked = each_sample(prompts, request_of(config.request))
     plain = pair.runner(asked, config, size)
     runners = {None: dataclasses.replace(plain, drafter=None)}
     for tree in trees:
@@ -100,26 +100,26 @@ def _tune(arguments: argparse.Namespace) -> int:
         f"each, temperature {arguments.temperature:g}",
     ]
     write_whole(arguments.output, settings_file(trials[0], config, comments))
-    print(verdict(trials[0], config.method))
+    print(verdict(trials[0], config.method_row))
     print(f"wrote {arguments.output}, for eagle-jax generate --config")
     return 0
 
 
 def _trees(arguments: argparse.Namespace, config: PairConfig) -> Sequence[Any]:
     """Returns the settings that are tried."""
-    trees: Sequence[Any] = config.method.trials
+    trees: Sequence[Any] = config.method_row.trials
     if arguments.grid is not None:
-        trees = parse_grid(arguments.grid, config.method)
+        trees = parse_grid(arguments.grid, config.method_row)
     if arguments.calibration is None:
         return trees
-    check_read(config, "calibration")
+    config.check_reads("calibration")
     given = {"calibration": arguments.calibration}
     return [dataclasses.replace(tree, **given) for tree in trees]
 
 
 def _table(config: PairConfig, trials: Sequence[Trial]) -> Table:
     """Returns a table of trees beside plain decoding."""
-    method, size = config.method, config.decoding.batch_size
+    method, size = config.method_row, config.batch_size
     table = Table(
         "/".join(sizes(method)),
         "tokens/round",

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from eagle_jax.config import SamplingConfig, require
+from eagle_jax.config import DRAWS, require
 from eagle_jax.errors import InputError
 from eagle_jax.interface.prefill import PREFILL_CHUNK
 from eagle_jax.prng import make_key, own_keys
@@ -159,8 +159,9 @@ def _sampling(
         "top_k": _per_row(top_k, batch, np.int32, "top_k"),
         "min_p": _per_row(min_p, batch, np.float64, "min_p"),
     }
-    for row in dict.fromkeys(zip(*columns.values(), strict=True)):
-        SamplingConfig(**dict(zip(columns, row, strict=True)))
+    for name, column in columns.items():
+        for value in dict.fromkeys(column.tolist()):
+            DRAWS[name].check(name, value)
     kinds = {"i": jnp.int32, "f": jnp.float32}
     return SamplingParams(
         **{name: jnp.asarray(x, kinds[x.dtype.kind]) for name, x in columns.items()}

@@ -1,47 +1,88 @@
-"""All settings of a generation, whatever its method."""
+"""All settings of a pair, whatever its method."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
-from eagle_jax.config import DecodingConfig, SamplingConfig, from_table
+from eagle_jax.config import (
+    Acceptance,
+    Dtype,
+    Quantization,
+    Settings,
+    check_known,
+    from_table,
+    require,
+    require_counts,
+    require_int32,
+)
+from eagle_jax.engine.request import Request
 from eagle_jax.errors import InputError, did_you_mean
 from eagle_jax.methods import METHODS, PLAIN, Method, find_method
-from eagle_jax.parsing import check_types, value_at
+from eagle_jax.parsing import check_types
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairConfig:
-    """All settings of `eagle-jax generate`, one TOML table per attribute.
+    """All settings of a pair: what drafts, arithmetic, and what requests begin with.
+
+    A TOML file has them in three tables: `[tree]` holds the method's own settings,
+    `[request]` fields of `Request`, and `[pair]` all others.
 
     Attributes:
+        method: The method that drafts: dynamic, static or chained trees of an EAGLE
+            head, static ones of Medusa or Hydra heads, the tree of a smaller model (a
+            chain at width 1), earlier text, tokens that the target held likely after
+            others, or none.
         tree: The method's own settings (`Method.settings`); `None`, which is replaced,
             for their defaults.
-        sampling: The settings by which tokens are chosen.
-        decoding: The method, the limits and the arithmetic.
+        acceptance: The acceptance rule above temperature 0: "coupled" gives the very
+            tokens of plain decoding with the same seed; "rejection" gives the same
+            distribution with other tokens, and static trees and chains then draw their
+            nodes from the draft, as published.
+        max_length: The largest number of tokens of prompt and output together; `None`
+            for the smaller of the model's positions and what the request needs.
+        batch_size: The number of prompts decoded together, `B`.
+        dtype: The type of weights, caches and activations; "auto" for float32 on CPUs
+            and the checkpoint's own elsewhere.
+        quantization: The type that the matrices of the target's layers are rounded to
+            as they are read; "none" takes them as they are stored.
+        draft_vocabulary: The tokens that an EAGLE-1/2 head drafts: "8192@texts.txt" for
+            as many of the most frequent tokens of a text; "none", or `None` for all.
+            The text stays the same.
+        request: The settings of requests where they say nothing themselves.
     """
 
+    method: str = "eagle2"
     tree: Any = None
-    sampling: SamplingConfig = dataclasses.field(default_factory=SamplingConfig)
-    decoding: DecodingConfig = dataclasses.field(default_factory=DecodingConfig)
+    acceptance: Acceptance = "coupled"
+    max_length: int | None = None
+    batch_size: int = 1
+    dtype: Dtype = "auto"
+    quantization: Quantization = "none"
+    draft_vocabulary: str | None = None
+    request: Request = dataclasses.field(default_factory=Request)
 
     def __post_init__(self) -> None:
-        """Refuses a tree of another kind."""
+        """Refuses counts below one, and a tree of another method."""
         check_types(self)
-        kind = self.method.settings
+        require_counts(self, batch_size=1)
+        if self.max_length is not None:
+            length = self.max_length
+            require(length >= 2, "max_length", length, "at least 2 (prompt + output)")
+            require_int32("max_length", length)
+        kind = self.method_row.settings
         if self.tree is None:
             object.__setattr__(self, "tree", kind())
         if type(self.tree) is not kind:
             raise InputError(
-                f"tree = {type(self.tree).__name__} is not of method "
-                f"{self.method.name}, which has {kind.__name__}"
+                f"tree = {type(self.tree).__name__} is not of method {self.method}, "
+                f"which has {kind.__name__}"
             )
 
     @classmethod
     def from_table(
         cls, table: dict[str, Any], where: str, method: str | None = None
     ) -> "PairConfig":
-        """See `config.from_table`: the method says what its own tables hold.
+        """See `config.from_table`: the method says what its own table holds.
 
         Args:
             table: The tables of the settings.
@@ -49,89 +90,119 @@ class PairConfig:
             method: The method that is asked for. Where the tables name none it is
                 theirs, if it has all that they set; `None` for the default.
         """
-        tree = table.get("tree")
-        keys = {*tree} if isinstance(tree, dict) else set[str]()
-        named = value_at(table, "decoding", "method")
-        decoding = table.get("decoding")
-        decoding = decoding if isinstance(decoding, dict) else {}
-        asked = METHODS.get(method or "")
-        if named is None and asked and keys <= {*asked.own_settings}:
-            named = asked.name
-            table = table | {"decoding": {**decoding, "method": named}}
-        own = METHODS.get(str(named or DecodingConfig.method), PLAIN).settings
-        return from_table(cls, table, where, tree=own)
+        _refuse_old(table, where)
+        check_known(table, _TABLES, where)
+        for name, values in table.items():
+            if not isinstance(values, dict):
+                raise InputError(f"{where}: {name!r} must be a table, not {values!r}")
+        tree, pair = table.get("tree", {}), table.get("pair", {})
+        check_known(pair, _OF_PAIRS, f"{where} [pair]")
+        row = METHODS.get(method or "")
+        if "method" not in pair and row and {*tree} <= {*row.own_settings}:
+            pair = pair | {"method": row.name}
+        own = METHODS.get(str(pair.get("method", cls.method)), PLAIN).settings
+        tree = from_table(own, tree, f"{where} [tree]")
+        asked = table.get("request", {})
+        check_known(asked, _OF_REQUESTS, f"{where} [request]")
+        request = _made(Request, asked, f"{where} [request]")
+        return _made(cls, pair | {"tree": tree, "request": request}, f"{where} [pair]")
 
     @property
-    def method(self) -> Method:
-        """The method that drafts."""
-        return find_method(self.decoding.method)
+    def method_row(self) -> Method:
+        """The row of the method that drafts."""
+        return find_method(self.method)
+
+    @property
+    def rule(self) -> Literal["greedy"] | Acceptance:
+        """The rule that requests are accepted by: "greedy" at temperature 0."""
+        return "greedy" if self.request.temperature == 0 else self.acceptance
+
+    @property
+    def bits(self) -> int | None:
+        """The bits per weight of a quantized target; `None` for weights as stored."""
+        return {"none": None, "int8": 8, "int4": 4}[self.quantization]
 
     def with_method(self, name: str) -> "PairConfig":
         """Returns the settings with another method, which keeps those that it reads."""
         method = find_method(name)
-        decoding = dataclasses.replace(self.decoding, method=name)
-        if method.settings is self.method.settings:
-            return dataclasses.replace(self, decoding=decoding)
+        if method.settings is self.method_row.settings:
+            return dataclasses.replace(self, method=name)
         shared = set(method.own_settings) & set(vars(self.tree))
         tree = method.settings(**{key: getattr(self.tree, key) for key in shared})
-        return dataclasses.replace(self, tree=tree, decoding=decoding)
+        return dataclasses.replace(self, method=name, tree=tree)
 
+    def with_(self, **settings: Any) -> "PairConfig":
+        """Returns these settings with others instead.
 
-def with_settings(config: PairConfig, settings: Mapping[str, Any]) -> PairConfig:
-    """Returns settings with others instead: those of decoding, `tree`, and its own.
+        Args:
+            **settings: Fields of this class, of the method's own settings or of
+                `Request`; `None` stands for what holds already.
 
-    Raises:
-        InputError: If one is unknown or outside its range, or of another method.
-    """
-    config = config.with_method(settings.get("method") or config.decoding.method)
-    common = [*vars(config.decoding), "tree"]
-    known = [*common, *config.method.own_settings]
-    given = {key: value for key, value in settings.items() if value is not None}
-    for name in given:
-        if any(name in method.own_settings for method in METHODS.values()):
-            check_read(config, name)
-        elif name not in known:
-            near = did_you_mean(name, known)
+        Raises:
+            InputError: If one is unknown or outside its range, or of another method.
+        """
+        given = {name: value for name, value in settings.items() if value is not None}
+        config = self.with_method(given.pop("method", self.method))
+        own = config.method_row.own_settings
+        known = [*vars(config), *own, *vars(config.request)]
+        for name in given:
+            if name not in known:
+                config.check_reads(name)
+        common = {name: given.pop(name) for name in vars(config) if name in given}
+        config = dataclasses.replace(config, **common)
+        mine = {name: given.pop(name) for name in own if name in given}
+        return dataclasses.replace(
+            config,
+            tree=dataclasses.replace(config.tree, **mine),
+            request=dataclasses.replace(config.request, **given),
+        )
+
+    def check_reads(self, name: str) -> None:
+        """Refuses a setting that the method does not read, or that there is none of."""
+        if name in self.method_row.reads:
+            return
+        readers = [one for one, row in METHODS.items() if name in row.reads]
+        if readers:
             raise InputError(
-                f"{name!r} is no setting; known are {', '.join(known)}{near}"
+                f"method {self.method} does not read `{name}`; leave it out, or "
+                f"choose {', '.join(readers)}",
+                setting=name,
             )
-    own = {name: given.pop(name) for name in [*given] if name not in common}
-    tree = given.pop("tree", config.tree)
-    decoding = dataclasses.replace(config.decoding, **given)
-    config = dataclasses.replace(config, decoding=decoding, tree=tree)
-    return dataclasses.replace(config, tree=dataclasses.replace(config.tree, **own))
-
-
-def check_read(config: PairConfig, name: str) -> None:
-    """Refuses a setting that is given, but that the method does not read.
-
-    Args:
-        config: The method and its settings.
-        name: The setting.
-    """
-    if name not in config.method.reads:
-        readers = [one for one, method in METHODS.items() if name in method.reads]
+        known = [*vars(self), *self.method_row.own_settings, *vars(self.request)]
         raise InputError(
-            f"method {config.method.name} does not read `{name}`; leave it out, or "
-            f"choose {', '.join(readers)}"
+            f"{name!r} is no setting; known are {', '.join(known)}"
+            f"{did_you_mean(name, known)}"
         )
 
 
-def of_call(config: PairConfig, temperature: float, **given: Any) -> PairConfig:
-    """Returns the settings of one call.
+_TABLES = ("tree", "pair", "request")
+_OF_PAIRS = [one.name for one in dataclasses.fields(PairConfig)]
+_OF_PAIRS = [name for name in _OF_PAIRS if name not in _TABLES]
+_OF_REQUESTS = [one.name for one in dataclasses.fields(Request)]
 
-    Args:
-        config: The settings of the pair.
-        temperature: The highest temperature of a request.
-        **given: `acceptance` and `max_length`, where they differ; `None` stands for
-            the pair's.
-    """
-    values = {name: value for name, value in given.items() if value is not None}
-    length = {"max_length": values.pop("max_length")} if "max_length" in values else {}
-    return dataclasses.replace(
-        config,
-        sampling=dataclasses.replace(
-            config.sampling, temperature=temperature, **values
-        ),
-        decoding=dataclasses.replace(config.decoding, **length),
-    )
+
+def _made(kind: type[Settings], values: dict[str, Any], where: str) -> Settings:
+    try:
+        return kind(**values)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+
+
+def _refuse_old(table: dict[str, Any], where: str) -> None:
+    """Refuses the tables of earlier files, and says where each key went."""
+    for old in ("sampling", "decoding"):
+        if old in table:
+            keys = table[old] if isinstance(table[old], dict) else {}
+            moved = {
+                "pair": [name for name in keys if name in _OF_PAIRS],
+                "request": [name for name in keys if name in _OF_REQUESTS],
+            }
+            told = ", ".join(
+                f"{', '.join(names)} into [{new}]"
+                for new, names in moved.items()
+                if names
+            )
+            raise InputError(
+                f"{where}: there is no table [{old}] any more; write "
+                f"{told or 'its keys into [pair] and [request]'}"
+            )

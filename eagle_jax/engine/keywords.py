@@ -11,36 +11,9 @@ from typing import Any, Literal, TypedDict, TypeVar
 
 from eagle_jax.config import Acceptance, Dtype, Quantization
 from eagle_jax.decoding.logprobs import LogprobsMode
+from eagle_jax.engine.request import Request
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class PairKeywords(TypedDict, total=False):
-    """Fields of `DecodingConfig`, and of the own settings of methods; and all of these.
-
-    A method refuses settings of another.
-    """
-
-    method: str | None
-    max_new_tokens: int | None
-    max_length: int | None
-    batch_size: int | None
-    dtype: Dtype | None
-    quantization: Quantization | None
-    draft_vocabulary: str | None
-    ignore_eos: bool | None
-    tree: Any
-    num_nodes: int | None
-    depth: int | None
-    width: int | None
-    rank_by: Literal["value", "confidence"] | None
-    rerank: bool | None
-    calibration: str | None
-    shared_noise: bool | None
-    choices: str | None
-    max_ngram: int | None
-    min_match: int | None
-    datastore: str | None
 
 
 class RequestKeywords(TypedDict, total=False):
@@ -71,6 +44,34 @@ class RequestKeywords(TypedDict, total=False):
     skip_special_tokens: bool | None
     regex: str | None
     json_schema: str | Mapping[str, Any] | None
+
+
+class PairKeywords(RequestKeywords, total=False):
+    """Fields of `PairConfig`, of the own settings of methods, and of `Request`.
+
+    A method refuses settings of another.
+    """
+
+    method: str | None
+    tree: Any
+    acceptance: Acceptance | None
+    max_length: int | None
+    batch_size: int | None
+    dtype: Dtype | None
+    quantization: Quantization | None
+    draft_vocabulary: str | None
+    request: Request | None
+    num_nodes: int | None
+    depth: int | None
+    width: int | None
+    rank_by: Literal["value", "confidence"] | None
+    rerank: bool | None
+    calibration: str | None
+    shared_noise: bool | None
+    choices: str | None
+    max_ngram: int | None
+    min_match: int | None
+    datastore: str | None
 
 
 class CallKeywords(RequestKeywords, total=False):

@@ -5,8 +5,8 @@ from reprlib import repr as short
 from typing import Any, Literal, Unpack
 
 from eagle_jax import assets
-from eagle_jax.config import CONFIGS, DecodingConfig, load_config
-from eagle_jax.engine.config import PairConfig, with_settings
+from eagle_jax.config import CONFIGS, load_config
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.keywords import PairKeywords, shown
 from eagle_jax.engine.pair import Pair
 from eagle_jax.engine.pairs import open_pair
@@ -15,7 +15,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.methods import METHODS
 from eagle_jax.parallel import MeshShape, shard_pair
 
-_shown = shown(PairKeywords, DecodingConfig, *(x.settings for x in METHODS.values()))
+_shown = shown(PairKeywords, PairConfig, *(x.settings for x in METHODS.values()))
 
 
 @_shown
@@ -46,17 +46,17 @@ def load_pair(
         generation_config: Whether requests draw as the target's
             `generation_config.json` says where they say nothing ("auto"), or by the
             defaults of `Request` ("none").
-        **settings: Settings that differ from `config`: fields of `DecodingConfig`
+        **settings: Settings that differ from `config`: fields of `PairConfig`
             (`method`, `dtype`, `quantization`, `draft_vocabulary`, ...), the method's
-            own (`num_nodes`, `depth`, `width`, ...), or `tree`, all of these.
+            own (`num_nodes`, `depth`, `width`, ...), or of `Request`.
 
     Raises:
         InputError: If something is missing or does not fit, or a package that reading
             it needs is not installed.
     """
-    rows = config and config.decoding.batch_size
-    config = with_settings(config or PairConfig(), settings)
-    config.method.check_draft(draft)
+    rows = config and config.batch_size
+    config = (config or PairConfig()).with_(**settings)
+    config.method_row.check_draft(draft)
     try:
         source, sharding = open_pair(target, draft, config), None
         if mesh is not None:
@@ -94,7 +94,7 @@ def load_embedded_pair(**settings: Unpack[PairKeywords]) -> Pair:
     Raises:
         InputError: If a setting cannot be used, or the pair has no such weights.
     """
-    config = load_config(CONFIGS / "embedded.toml", PairConfig)
-    config = with_settings(config, settings)
-    draft = config.method.weights and config.method.weights.embedded
+    config = load_config(CONFIGS / "embedded.toml", PairConfig).with_(**settings)
+    weights = config.method_row.weights
+    draft = weights and weights.embedded
     return load_pair(str(assets.TARGET), draft and str(draft), config)

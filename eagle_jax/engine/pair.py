@@ -12,13 +12,13 @@ import jax
 import numpy as np
 
 from eagle_jax.checkpoints import check_max_length
-from eagle_jax.config import DecodingConfig, require
+from eagle_jax.config import require
 from eagle_jax.constraints.grammar import compile_grammar
 from eagle_jax.decoding.growth import capacity_ends
 from eagle_jax.decoding.requests import bucket_ends, bucket_length, bucket_rows
 from eagle_jax.engine import text
 from eagle_jax.engine.batches import decode_all
-from eagle_jax.engine.config import PairConfig, of_call
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.keywords import (
     CallKeywords,
     RequestKeywords,
@@ -146,7 +146,7 @@ class Pair:
             chat: Whether texts are wrapped as a user's turn in the tokenizer's chat
                 template.
             **more: Fields of `Request` instead of `settings`; arguments of
-                `encode`; and of the whole call `acceptance` (see `SamplingConfig`) and
+                `encode`; and of the whole call `acceptance` (see `PairConfig`) and
                 `max_length`, the largest number of tokens of prompt and output
                 together. `None` stands for the default, of `seed` for a random one.
                 Where all share their settings, prompt `i` of `n` samples draws with
@@ -218,7 +218,7 @@ class Pair:
                 own settings say, or the target's `generation_config.json`, unless the
                 pair was loaded with `generation_config="none"`.
         """
-        return request_of(self.config, self.defaults, settings)
+        return request_of(self.config.request, self.defaults, settings)
 
     def _read(
         self,
@@ -247,8 +247,9 @@ class Pair:
     ) -> Iterator[_Group]:
         """Yields the texts that share a constraint, and so a program."""
         most = _MOST_ROWS if batch_size is None else batch_size
-        rows = DecodingConfig(batch_size=most).batch_size
-        config = of_call(self.config, max(x.temperature for _, x in asked), **whole)
+        heat = max(one.temperature for _, one in asked)
+        config = self.config.with_(temperature=heat, batch_size=most, **whole)
+        rows = config.batch_size
         places: dict[str | None, list[int]] = {}
         for place, (_, one) in enumerate(asked):
             places.setdefault(one.grammar, []).append(place)
@@ -288,7 +289,7 @@ class Pair:
         fields: dict[str, Any] = dict(settings)
         whole = {name: fields.pop(name) for name in _OF_CALL if name in fields}
         most = self.request(**fields)
-        config = of_call(self.config, most.temperature, **whole)
+        config = self.config.with_(temperature=most.temperature, **whole)
         for rows, length in itertools.product(
             sorted({bucket_rows(rows) for rows in range(1, batch_size + 1)}),
             bucket_ends(prompt_length),
@@ -348,11 +349,11 @@ class Pair:
             InputError: If a prompt leaves no room for a token, the rounds cannot be in
                 memory, or the expression or schema cannot be used.
         """
-        source, decoding = self.source, config.decoding
+        source = self.source
         sizes = source.config
-        if decoding.max_length is not None:
-            check_max_length(sizes, decoding.max_length)
-        max_length = _longest_text(sizes, decoding, asked)
+        if config.max_length is not None:
+            check_max_length(sizes, config.max_length)
+        max_length = _longest_text(sizes, config, asked)
         parts = 1 if self.sharding is None else self.sharding.mesh.shape["data"]
         each, most = -(-len(asked) // parts), -(-batch_size // parts)
         rows = parts * min(bucket_rows(each), most)
@@ -367,7 +368,7 @@ class Pair:
         shared = Shared.of([one for _, one in asked], self.loaded)
         return Runner(
             pair=self.loaded.with_automaton(grammar and grammar.tables),
-            drafter=source.make_drafter(config.tree, config.sampling.rule),
+            drafter=source.make_drafter(config.tree, config.rule),
             config=config,
             max_length=max_length,
             prompt_bucket=bucket_length(max(len(ids) for ids, _ in asked)),
@@ -394,23 +395,23 @@ class Pair:
             batch_size: The number of rows, `B`.
             max_length: The largest number of tokens of prompt and output together;
                 `None` for the target's positions.
-            acceptance: See `SamplingConfig`.
+            acceptance: See `PairConfig`.
 
         Raises:
             InputError: If the rounds cannot be in memory.
         """
         longest = max_length or self.source.config.max_positions
         one = dataclasses.replace(self.request(), max_new_tokens=longest - 1)
-        config = of_call(
-            self.config, one.temperature, acceptance=acceptance, max_length=longest
+        config = self.config.with_(
+            temperature=one.temperature, acceptance=acceptance, max_length=longest
         )
         first = self.runner([([0], one)] * batch_size, config, batch_size)
 
         def change(shared: Shared) -> Runner:
             heat = float(shared.is_sampled)
             grammar = self.compile(shared.grammar)
-            config = of_call(first.config, heat, acceptance=acceptance)
-            rule = config.sampling.rule
+            config = first.config.with_(temperature=heat, acceptance=acceptance)
+            rule = config.rule
             return dataclasses.replace(
                 first,
                 pair=self.loaded.with_automaton(grammar and grammar.tables),
@@ -436,12 +437,12 @@ class Pair:
 
 
 def _longest_text(
-    target: TransformerConfig, decoding: DecodingConfig, asked: Sequence[Asked]
+    target: TransformerConfig, config: PairConfig, asked: Sequence[Asked]
 ) -> int:
     """Returns the length of the longest text, in tokens, prompt and output together."""
     needed = max(len(ids) + one.max_new_tokens for ids, one in asked)
     # More slots would cost time for nothing.
-    max_length = min(decoding.max_length or target.max_positions, needed)
+    max_length = min(config.max_length or target.max_positions, needed)
     for number, (ids, _) in enumerate(asked):
         if len(ids) >= max_length:
             raise InputError(

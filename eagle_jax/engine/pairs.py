@@ -192,14 +192,14 @@ class PairSource:
         draft = self.draft
         if draft is not None:
             tokens = read_vocabulary(
-                settings.decoding.draft_vocabulary,
+                settings.draft_vocabulary,
                 draft.model,
                 vocab_size=self.config.vocab_size,
                 stop_tokens=self.stop_tokens,
                 read_tokenizer=self.read_tokenizer,
             )
             draft = dataclasses.replace(draft, tokens=tokens)
-        drafter = self.make_drafter(settings.tree, settings.sampling.rule)
+        drafter = self.make_drafter(settings.tree, settings.rule)
         return dataclasses.replace(self, draft=draft, drafter=drafter)
 
     def with_target(self, params: TransformerParams) -> "PairSource":
@@ -268,13 +268,13 @@ def open_pair(
             `None` for a method without weights.
         settings: The method and its settings.
     """
-    decoding, method = settings.decoding, settings.method
+    method = settings.method_row
     folder = checkpoints.resolve(target_name)
     # Says what is broken before anything is read.
     config, _ = open_whole(folder)
-    bits = decoding.bits
+    bits = settings.bits
     checkpoints.check_bits(config, bits)
-    dtype: str = decoding.dtype
+    dtype: str = settings.dtype
     if dtype == "auto":
         dtype = "float32" if on_cpu() else checkpoints.stored_dtype(folder)
     check_memory(config, dtype, bits)

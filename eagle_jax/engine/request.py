@@ -6,15 +6,16 @@ import operator
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from eagle_jax.checkpoints.hf_fields import Fields, stop_tokens, warn_once
-from eagle_jax.config import SamplingConfig, require
+from eagle_jax.config import DRAWS, Range, Without, require, setting
 from eagle_jax.decoding.logprobs import LogprobsMode
-from eagle_jax.engine.config import PairConfig
 from eagle_jax.errors import InputError, did_you_mean
-from eagle_jax.parsing import check_type, read_json
+from eagle_jax.parsing import check_type, hints_of, read_json
 from eagle_jax.processors import ProcessorConfig
+
+_MOST = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,12 +26,14 @@ class Request:
         max_new_tokens: The largest number of tokens to generate.
         min_new_tokens: The number of tokens before which no stop token may come, and up
             to which no stop string ends the text.
-        temperature: See `SamplingConfig`, as for the next four.
-        top_p: See `SamplingConfig`.
-        top_k: See `SamplingConfig`.
-        min_p: See `SamplingConfig`.
-        seed: The seed of its draws, of its first sample's if there are several; 0
-            follows the last one, `2**32 - 1`.
+        temperature: The divisor of the logits, or 0 for the most likely token; those
+            below 1e-6 count as 1e-6.
+        top_p: Keep the most likely tokens with at least this mass; 1 keeps all.
+        top_k: Keep this many of the most likely tokens; 0 or -1 keeps all.
+        min_p: Keep tokens at least this likely, relative to the most likely one; 0
+            keeps all.
+        seed: The seed of its draws, of its first sample's if there are several; the
+            next ones draw with the next seeds, and 0 follows the last, `2**32 - 1`.
         n: The number of samples; sample `i` draws with `seed + i`.
         stop: A string or several; the text ends before the first that it contains. A
             special token is a stop token where texts are written without them.
@@ -51,69 +54,84 @@ class Request:
         prompt_logprobs: The same of the prompt's tokens.
         logprobs_mode: "raw_logprobs" of the target's own distribution, or
             "processed_logprobs" of the one that tokens are drawn from.
-        skip_special_tokens: Whether texts are written without special tokens.
+        skip_special_tokens: If false, texts keep special tokens.
         regex: A regular expression that the text matches as a whole, if it is not cut
-            short; see `grammar.compile_grammar`. `None` for any text.
+            short, see `grammar.compile_grammar`; `None` for any text.
         json_schema: A JSON schema, text or object, instead of a `regex`.
 
     Raises:
         InputError: If a value is outside its range, or two contradict each other.
     """
 
-    max_new_tokens: int = 128
-    min_new_tokens: int = 0
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int = 0
-    n: int = 1
-    stop: str | Sequence[str] = ()
-    include_stop_str_in_output: bool = False
-    stop_token_ids: Sequence[int] = ()
-    ignore_eos: bool = False
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    bad_words: str | Sequence[str] = ()
-    bad_words_ids: Sequence[Sequence[int]] = ()
-    no_repeat_ngram_size: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    logprobs_mode: LogprobsMode = "raw_logprobs"
-    skip_special_tokens: bool = True
-    regex: str | None = None
-    json_schema: str | Mapping[str, Any] | None = None
+    max_new_tokens: int = setting(
+        128,
+        Range(1, _MOST),
+        openai="max_tokens max_completion_tokens",
+        checkpoint="max_new_tokens",
+    )
+    min_new_tokens: int = setting(
+        0, Range(0, _MOST), openai="min_tokens", checkpoint="min_new_tokens"
+    )
+    temperature: float = setting(0.0, DRAWS["temperature"], checkpoint="temperature")
+    top_p: float = setting(1.0, DRAWS["top_p"], checkpoint="top_p")
+    top_k: int = setting(0, DRAWS["top_k"], checkpoint="top_k")
+    min_p: float = setting(0.0, DRAWS["min_p"], checkpoint="min_p")
+    seed: int = setting(0, Range(0, 2**32 - 1))
+    n: int = setting(1, Range(1, _MOST), flag="num_samples")
+    stop: str | Sequence[str] = setting((), checkpoint="stop_strings")
+    include_stop_str_in_output: bool = setting(
+        False, flag=Without("a command's text ends before what ended it")
+    )
+    stop_token_ids: Sequence[int] = setting((), Range(0, _MOST))
+    ignore_eos: bool = setting(False)
+    repetition_penalty: float = setting(1.0, checkpoint="repetition_penalty")
+    presence_penalty: float = setting(0.0)
+    frequency_penalty: float = setting(0.0)
+    logit_bias: Mapping[int, float] = setting(dict)
+    bad_words: str | Sequence[str] = setting(())
+    bad_words_ids: Sequence[Sequence[int]] = setting(
+        (),
+        flag=Without("`bad_words` says it in texts"),
+        openai=Without("`bad_words` says it in texts"),
+        checkpoint="bad_words_ids",
+    )
+    no_repeat_ngram_size: int = setting(
+        0, Range(0, _MOST), checkpoint="no_repeat_ngram_size"
+    )
+    logprobs: int | None = setting(
+        None,
+        Range(0, _MOST),
+        openai=Without("`logprobs` of completions is a number, of chats a truth value"),
+    )
+    prompt_logprobs: int | None = setting(
+        None, Range(0, _MOST), openai=Without("answers have no place for them")
+    )
+    logprobs_mode: LogprobsMode = setting(
+        "raw_logprobs",
+        flag=Without("records compare the target's own distributions"),
+        openai=Without("OpenAI's are the target's own"),
+    )
+    skip_special_tokens: bool = setting(True, flag="keep_special_tokens")
+    regex: str | None = setting(None, openai="guided_regex")
+    json_schema: str | Mapping[str, Any] | None = setting(None, openai="guided_json")
 
     def __post_init__(self) -> None:
         """Refuses values outside their range."""
-        for name in ("max_new_tokens", "n"):
-            _require_whole(name, getattr(self, name), least=1)
-        for name in ("min_new_tokens", "no_repeat_ngram_size"):
-            _require_whole(name, getattr(self, name))
-        _require_whole("seed", self.seed, end=2**32)
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                _require_whole(name, getattr(self, name), least=0)
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None or field.default is not None:
+                object.__setattr__(self, field.name, _checked(field, value))
         most = self.max_new_tokens
         wanted = f"at most max_new_tokens = {most}"
         require(
             self.min_new_tokens <= most, "min_new_tokens", self.min_new_tokens, wanted
         )
-        check_type(LogprobsMode, self.logprobs_mode, "logprobs_mode")
-        for name in ("stop", "bad_words"):
-            object.__setattr__(self, name, _strings(name, getattr(self, name)))
-        stops = [_require_whole("stop_token_ids", id_) for id_ in self.stop_token_ids]
-        object.__setattr__(self, "stop_token_ids", tuple(stops))
         if self.include_stop_str_in_output and not self.stop:
             raise InputError(
                 "include_stop_str_in_output keeps the string that ended a text, but "
                 "`stop` holds none",
                 setting="include_stop_str_in_output",
             )
-        names = ("temperature", "top_p", "top_k", "min_p")
-        SamplingConfig(**{name: getattr(self, name) for name in names})
         _ = self.processors(None), self.grammar
 
     @property
@@ -196,15 +214,30 @@ def each_sample(
     ]
 
 
+def outside_names(by: Literal["openai", "checkpoint"]) -> dict[str, str]:
+    """Returns the settings by their names elsewhere.
+
+    Args:
+        by: Whose: "openai" of HTTP requests, "checkpoint" of `generation_config.json`.
+    """
+    found = {}
+    for field in dataclasses.fields(Request):
+        usual = field.name if by == "openai" else ""
+        names = usual if field.metadata[by] is None else field.metadata[by]
+        if not isinstance(names, Without):
+            found |= dict.fromkeys(names.split(), field.name)
+    return found
+
+
 def request_of(
-    config: PairConfig,
+    usual: Request,
     defaults: Mapping[str, Any] | None = None,
     given: Mapping[str, Any] | None = None,
 ) -> Request:
     """Returns the settings of a request.
 
     Args:
-        config: The settings of the command or the pair that it is made to.
+        usual: The settings of the command or the pair that it is made to.
         defaults: What holds instead of the default of a setting, see
             `checkpoint_defaults`.
         given: What holds in any case; a seed of `None` is drawn, any other `None`
@@ -213,7 +246,7 @@ def request_of(
     Raises:
         InputError: If one is unknown or outside its range.
     """
-    known = [field.name for field in dataclasses.fields(Request)]
+    known = vars(usual)
     given = dict(given or {})
     for name in given:
         if name not in known:
@@ -224,24 +257,18 @@ def request_of(
     if "seed" in given and given["seed"] is None:
         given["seed"] = secrets.randbelow(2**30)  # Every prompt's may be given again.
     values: dict[str, Any] = dict(defaults or {})
+    plain = vars(Request())
+    said = {name: value for name, value in known.items() if value != plain[name]}
+    said |= {name: value for name, value in given.items() if value is not None}
     least = values.get("min_new_tokens")
-    for table in (config.sampling, config.decoding):
-        usual = vars(type(table)())
-        values |= {
-            name: value
-            for name, value in vars(table).items()
-            if name in known and value != usual[name]
-        }
-    values |= {name: value for name, value in given.items() if value is not None}
+    values |= said
     most = values.get("max_new_tokens", Request.max_new_tokens)
-    if least and given.get("min_new_tokens") is None and isinstance(most, int):
+    if least and "min_new_tokens" not in said and isinstance(most, int):
         values["min_new_tokens"] = min(least, most)  # Nobody asked for more.
     return Request(**values)
 
 
 _OF_DRAWS = "temperature top_p top_k min_p typical_p epsilon_cutoff eta_cutoff top_h"
-_FOLLOWED = """temperature top_p top_k min_p repetition_penalty no_repeat_ngram_size
-    bad_words_ids max_new_tokens min_new_tokens"""
 # These change texts where they are not null, 0, or 1 for the factors.
 _FACTORS = "typical_p num_beams num_beam_groups guidance_scale"
 _LEFT_OUT = f"""{_FACTORS} epsilon_cutoff eta_cutoff top_h penalty_alpha min_length
@@ -272,8 +299,8 @@ def checkpoint_defaults(folder: Path, vocab_size: int) -> dict[str, Any]:
     fields.size("min_new_tokens", default=0, least=0)
     skipped = () if is_sampled else _OF_DRAWS.split()
     record = {name: x for name, x in fields.values.items() if name not in skipped}
-    names = [name for name in _FOLLOWED.split() if record.get(name) is not None]
-    found = {name: record[name] for name in names}
+    keys = outside_names("checkpoint")
+    found = {name: record[x] for x, name in keys.items() if record.get(x) is not None}
     if is_sampled:
         found.setdefault("temperature", 1.0)
     left = [
@@ -282,7 +309,8 @@ def checkpoint_defaults(folder: Path, vocab_size: int) -> dict[str, Any]:
         if (x := record.get(name)) and not (x == 1 and name in _FACTORS.split())
     ]
     try:
-        found["stop"] = record.get("stop_strings") or ()
+        stops = found.get("stop") or ()
+        found["stop"] = [stops] if isinstance(stops, str) else [*stops]
         ends = [[token] for token in stop_tokens(folder)]
         words = [ids for ids in found.get("bad_words_ids", []) if ids not in ends]
         banned = record.get("suppress_tokens") or []
@@ -291,7 +319,7 @@ def checkpoint_defaults(folder: Path, vocab_size: int) -> dict[str, Any]:
         found["bad_words_ids"] = words
         found["logit_bias"] = {ids[0]: x for ids, x in biases.items() if len(ids) == 1}
         left += ["sequence_bias"] * (len(biases) > len(found["logit_bias"]))
-        asked = request_of(PairConfig(), found)
+        asked = request_of(Request(), found)
         asked.processors(None).check_vocabulary(vocab_size)
     except (ValueError, TypeError) as error:
         lists = "bad_words_ids, suppress_tokens, sequence_bias and stop_strings"
@@ -305,7 +333,25 @@ def checkpoint_defaults(folder: Path, vocab_size: int) -> dict[str, Any]:
     return {name: x for name, x in found.items() if x != usual[name] and x != []}
 
 
-def _require_whole(name: str, value: Any, least: int = 0, end: int = 2**31) -> int:
+def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
+    """Returns a value of a field if it fits its type and range."""
+    name, hint = field.name, hints_of(Request)[field.name]
+    within: Range | None = field.metadata["within"]
+    if hint in (int, int | None):
+        return _whole(name, value, within)
+    if hint == str | Sequence[str]:
+        return _strings(name, value)
+    if hint == Sequence[int]:
+        return tuple(_whole(name, one, within) for one in _listed(name, value))
+    if hint in (float, bool, LogprobsMode):
+        scalar = value.item() if getattr(value, "shape", None) == () else value
+        value = check_type(hint, scalar, name)
+        if within is not None:
+            within.check(name, value)
+    return value
+
+
+def _whole(name: str, value: Any, within: Range | None) -> int:
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -313,14 +359,22 @@ def _require_whole(name: str, value: Any, least: int = 0, end: int = 2**31) -> i
     except TypeError:
         told = f"{name} = {value!r} must be a whole number"
         raise InputError(told, setting=name) from None
-    require(least <= whole < end, name, whole, f"{least} to {end - 1}")
+    if within is not None:
+        within.check(name, whole)
     return whole
 
 
 def _strings(name: str, given: Any) -> tuple[str, ...]:
-    strings = (given,) if isinstance(given, str) else tuple(given)
+    strings = (given,) if isinstance(given, str) else _listed(name, given)
     for one in strings:
         if not isinstance(one, str) or not one:
             told = f"{name} holds {one!r}; give strings that are not empty"
             raise InputError(told, setting=name)
     return strings
+
+
+def _listed(name: str, given: Any) -> tuple[Any, ...]:
+    try:
+        return tuple(given)
+    except TypeError:
+        raise InputError(f"{name} = {given!r} must be a list", setting=name) from None

@@ -142,7 +142,7 @@ class Runner:
         return Decoder(
             target=self.pair.target,
             drafter=self.drafter,
-            acceptance=self.config.sampling.rule,
+            acceptance=self.config.rule,
             constraint=self.pair.constraint,
             logprobs=self.needs.logprobs,
         )
@@ -158,7 +158,7 @@ class Runner:
 
     def request(self, seed: int) -> Request:
         """Returns the settings of a request that asks for nothing but its seed."""
-        return request_of(self.config, given={"seed": seed})
+        return request_of(self.config.request, given={"seed": seed})
 
     def filled(
         self,

@@ -116,7 +116,7 @@ class Scheduler:
         """
         self._check_usable()
         if settings is None:
-            settings = self.request(self._runner.config.sampling.seed)
+            settings = self.request(self._runner.config.request.seed)
         pair = self._runner.pair
         vocab_size = pair.target.config.vocab_size
         check_request(

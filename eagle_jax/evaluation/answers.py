@@ -61,7 +61,7 @@ class QuestionAnswerer:
     ) -> None:
         """Takes the pair with the run's own drafter, and compiles nothing."""
         self.plan = plan
-        self.room = max_length - plan.config.decoding.max_new_tokens
+        self.room = max_length - plan.config.request.max_new_tokens
         self.num_cut = 0
         self._pair, self._config = pair, config
         self._has_nodes = config.with_nodes and pair.drafter is not None
@@ -73,7 +73,7 @@ class QuestionAnswerer:
         Each question is begun when a batch has room.
         """
         begun = (self._next(_Conversation(question=question)) for question in questions)
-        if self.plan.config.decoding.batch_size == 1:
+        if self.plan.config.batch_size == 1:
             for conversation in begun:
                 yield from self._answer_alone(conversation)
         else:
@@ -120,7 +120,7 @@ class QuestionAnswerer:
         turns = conversation.question.turns[: len(answers) + 1]
         ids = encode(self._pair.tokenizer, self._config.template, turns, answers)
         self.num_cut += len(ids) > self.room
-        first = self.plan.config.sampling.seed + conversation.question.number
+        first = self.plan.config.request.seed + conversation.question.number
         conversation.prompt = ids[-self.room :]
         conversation.seed = (first + len(answers) * _TURN_SEEDS) % 2**32
         return conversation
@@ -186,7 +186,7 @@ class QuestionAnswerer:
             drafter=self._pair.drafter,
             config=config,
             # More slots would cost time for nothing.
-            max_length=bucket + config.decoding.max_new_tokens,
+            max_length=bucket + config.request.max_new_tokens,
             prompt_bucket=bucket,
-            batch_size=config.decoding.batch_size,
+            batch_size=config.batch_size,
         )

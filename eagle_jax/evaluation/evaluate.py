@@ -46,8 +46,8 @@ def evaluate(
 
     Args:
         config: The models and the folder.
-        runs: The runs of `make_runs`, which share their `DecodingConfig` but for method
-            and batch size.
+        runs: The runs of `make_runs`, which differ in method, its settings, temperature
+            and batch size alone.
         questions: All questions that shall be on record in the end.
         report: Called with lines for a log.
         progress: Called to show how far a run is.
@@ -60,12 +60,13 @@ def evaluate(
         open_pair(config.target, config.draft_of(run.method), run.config)
         for run in runs
     ]
-    first, decoding = sources[0], runs[0].config.decoding
-    max_length = decoding.max_length or first.config.max_positions
+    first, shared = sources[0], runs[0].config
+    max_length = shared.max_length or first.config.max_positions
     check_max_length(first.config, max_length)
-    if decoding.max_new_tokens >= max_length:
+    new_tokens = shared.request.max_new_tokens
+    if new_tokens >= max_length:
         raise InputError(
-            f"max_new_tokens = {decoding.max_new_tokens} leaves no room for a "
+            f"max_new_tokens = {new_tokens} leaves no room for a "
             f"prompt in max_length = {max_length}; give fewer"
         )
     # Says what the template refuses before anything is loaded.
@@ -74,8 +75,8 @@ def evaluate(
     for run, source in zip(runs, sources, strict=True):
         source = dataclasses.replace(source, read_tokenizer=first.read_tokenizer)
         source.check_memory(
-            batch_size=run.config.decoding.batch_size,
-            max_length=min(max_length, 1 + decoding.max_new_tokens),
+            batch_size=run.config.batch_size,
+            max_length=min(max_length, 1 + new_tokens),
         )
         settings = _settings(config, run, source) | {"max_length": max_length}
         read_records(config.path(run), settings, questions)  # Refuses others.

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from eagle_jax.checkpoints.draft_files import Kind, calibration_part
-from eagle_jax.config import SamplingConfig
 from eagle_jax.decoding.requests import bucket_prompt
 from eagle_jax.drafting import Calibration, TreeDrafter, find_tree_drafter
 from eagle_jax.drafting.calibration import Confidence
@@ -102,8 +101,8 @@ def calibrate_pair(
     count = itertools.count(1)
     with progress("confidences tried", sum(map(len, CONFIDENCES.values()))) as done:
         for kind, confidences in CONFIDENCES.items():
-            sampling = SamplingConfig(temperature=0.0 if kind == "greedy" else 1.0)
-            own = dataclasses.replace(config, sampling=sampling)
+            heat = 0.0 if kind == "greedy" else 1.0
+            own = config.with_(temperature=heat, acceptance="coupled")
             observed: dict[Confidence, list[VerifiedTree]] = {}
             for confidence in confidences:
                 calibration = Calibration(**{kind: confidence})
@@ -264,14 +263,14 @@ def _decode(
 ) -> list[VerifiedTree]:
     """Decodes prompts to the end of their texts, and returns every tree."""
     longest = max(map(len, prompts), default=1)
-    new_tokens = config.decoding.max_new_tokens
+    new_tokens = config.request.max_new_tokens
     runner = Runner(
         pair=pair,
         drafter=drafter,
         config=config,
         max_length=min(longest + new_tokens, pair.target.config.max_positions),
         prompt_bucket=bucket_prompt(longest),
-        batch_size=max(min(config.decoding.batch_size, len(prompts)), 1),
+        batch_size=max(min(config.batch_size, len(prompts)), 1),
     )
     trees: list[VerifiedTree] = []
     for start in range(0, len(prompts), runner.batch_size):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.config import shortest
+from eagle_jax.config import DRAWS, shortest
 from eagle_jax.drafting import TreeDrafter, find_tree_drafter
 from eagle_jax.engine.config import PairConfig
 from eagle_jax.errors import InputError
@@ -32,14 +32,14 @@ class RunPlan:
     @property
     def method(self) -> Method:
         """The method that drafts."""
-        return self.config.method
+        return self.config.method_row
 
     @property
     def model_id(self) -> str:
         """The name of the run and its file: its label, temperature and batch size."""
         name = re.sub(r"[^\w.+=-]+", "-", self.label)
-        temperature = shortest(self.config.sampling.temperature)
-        return f"{name}-t{temperature}-b{self.config.decoding.batch_size}"
+        temperature = shortest(self.config.request.temperature)
+        return f"{name}-t{temperature}-b{self.config.batch_size}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,11 +92,11 @@ def parse_method(text: str, config: PairConfig) -> RunPlan:
         known = ", ".join(METHODS)
         raise InputError(f"`methods` {text}: {name!r} is no method; known are {known}")
     config = config.with_method(name)
-    known = config.method.reads
+    known = config.method_row.reads
     values: dict[str, Any] = {}
     if "draft_vocabulary" not in known:
         values["draft_vocabulary"] = None
-    if config.method.is_plain:
+    if config.method_row.is_plain:
         values["acceptance"] = "coupled"
     for part in filter(None, given.split(",")):
         key, equals, value = part.partition("=")
@@ -104,14 +104,15 @@ def parse_method(text: str, config: PairConfig) -> RunPlan:
             wanted = f"key=value with {', '.join(known)}" if known else "no settings"
             raise InputError(f"`methods` {text}: {part!r} is not known; give {wanted}")
         values[key] = _read_value(value)
-    sections: dict[str, Any] = {}
     try:
-        for name, settings in vars(config).items():
-            mine = {key: values[key] for key in values if hasattr(settings, key)}
-            sections[name] = dataclasses.replace(settings, **mine) if mine else settings
+        own = {
+            name: values.pop(name) for name in [*values] if name in vars(config.tree)
+        }
+        tree = dataclasses.replace(config.tree, **own)
+        config = dataclasses.replace(config, tree=tree, **values)
     except InputError as error:
         raise InputError(f"`methods` {text}: {error}") from error
-    return RunPlan(label=text, config=dataclasses.replace(config, **sections))
+    return RunPlan(label=text, config=config)
 
 
 def make_runs(
@@ -124,9 +125,7 @@ def make_runs(
     every = itertools.product(temperatures, batch_sizes, methods)
     for temperature, batch_size, method in every:
         config = method.config
-        sampling = dataclasses.replace(config.sampling, temperature=temperature)
-        decoding = dataclasses.replace(config.decoding, batch_size=batch_size)
-        config = dataclasses.replace(config, sampling=sampling, decoding=decoding)
+        config = config.with_(temperature=temperature, batch_size=batch_size)
         run = dataclasses.replace(method, config=config)
         other = runs.setdefault(run.model_id, run)
         if other.label != run.label:
@@ -145,25 +144,25 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
     config, grower = plan.config, find_tree_drafter(drafter)
     # The switch's copies may be longer than its tree is deep.
     sized = grower or drafter
-    every = vars(config.tree) | vars(config.decoding)
+    every = vars(config.tree) | {"draft_vocabulary": config.draft_vocabulary}
     settings = {
         "method": plan.method.name,
         "label": plan.label,
-        **vars(config.sampling),
-        "acceptance": config.sampling.rule,
-        "batch_size": config.decoding.batch_size,
+        **{name: getattr(config.request, name) for name in (*DRAWS, "seed")},
+        "acceptance": config.rule,
+        "batch_size": config.batch_size,
         **{name: every[name] for name in plan.method.reads if name in every},
         "num_nodes": getattr(sized, "num_nodes", 1),  # The root alone.
         "depth": getattr(sized, "depth", 0),
-        "max_new_tokens": config.decoding.max_new_tokens,
-        "ignore_eos": config.decoding.ignore_eos,
+        "max_new_tokens": config.request.max_new_tokens,
+        "ignore_eos": config.request.ignore_eos,
     }
     return settings if grower is None else settings | _confidence(plan, grower)
 
 
 def _confidence(plan: RunPlan, drafter: TreeDrafter) -> dict[str, Any]:
     """Returns the settings of confidences that a drafter goes by."""
-    is_sampled = plan.config.sampling.rule == "coupled"
+    is_sampled = plan.config.rule == "coupled"
     is_shared = is_sampled and drafter.shares_noise
     calibration = drafter.calibration
     used = calibration.sampled if is_shared else calibration.greedy

@@ -104,7 +104,7 @@ class Engine:
         return self.pair.scheduler(
             batch_size=self._batch_size,
             max_length=self.max_length,
-            acceptance=self.pair.config.sampling.acceptance,
+            acceptance=self.pair.config.acceptance,
         )
 
     def start(self) -> None:

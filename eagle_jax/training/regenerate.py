@@ -34,6 +34,10 @@ from eagle_jax.training.conversations import check_ids, fingerprint, read_exampl
 from eagle_jax.training.encode import check_template
 from eagle_jax.training.tasks import Task, example_tasks, sample_tasks
 
+_RECORDED = """temperature top_p top_k min_p seed acceptance max_new_tokens max_length
+    dtype quantization ignore_eos"""
+"""The settings that texts depend on, in the order of the file's first line."""
+
 
 @dataclasses.dataclass(kw_only=True)
 class Counts:
@@ -96,11 +100,11 @@ class RegenerateJob:
         is_between = 0 <= self.min_prefix <= self.max_prefix
         bounds = f"0 to max_prefix = {self.max_prefix}"
         require(is_between, "min_prefix", self.min_prefix, bounds)
-        if config.sampling.acceptance != "coupled":
+        if config.acceptance != "coupled":
             raise InputError(
                 'the texts would depend on the head; leave acceptance at "coupled"'
             )
-        if self.samples is not None and config.sampling.temperature == 0:
+        if self.samples is not None and config.request.temperature == 0:
             raise InputError(
                 "`samples` would write one text many times at temperature 0"
             )
@@ -131,11 +135,11 @@ def regenerate_file(
             room for an answer.
     """
     job.check(config)
-    limits, output = config.decoding, job.output
+    request, output = config.request, job.output
     pair = open_pair(job.target, job.draft, config)
-    max_length = limits.max_length or pair.config.max_positions
+    max_length = config.max_length or pair.config.max_positions
     check_max_length(pair.config, max_length)
-    least = min(max_length, 1 + limits.max_new_tokens)
+    least = min(max_length, 1 + request.max_new_tokens)
     pair.check_memory(batch_size=1, max_length=least)
     counts = Counts()
     tasks, total = _tasks(job, config, pair, counts.refused, report)
@@ -146,7 +150,7 @@ def regenerate_file(
             report(f"{output}: going on after the first {first} of {total}")
         if first >= total:
             return None
-        batch_size = min(limits.batch_size, bucket_rows(total - first))
+        batch_size = min(config.batch_size, bucket_rows(total - first))
         report(f"loading {job.target}")
         loaded = pair.load()
         runner = Runner(
@@ -162,7 +166,7 @@ def regenerate_file(
             Scheduler(runner),
             ahead=batch_size,
             max_length=max_length,
-            seed=config.sampling.seed,
+            seed=request.seed,
             first=first,
         )
         with progress("regenerating", total, first) as update:
@@ -270,7 +274,7 @@ def _tasks(
         if not example.messages:
             check_ids(example.where, example.ids, pair.config.vocab_size)
     prefixes = (job.min_prefix, job.max_prefix)
-    tasks = example_tasks(tokenizer, examples, prefixes, config.sampling.seed, refused)
+    tasks = example_tasks(tokenizer, examples, prefixes, config.request.seed, refused)
     return tasks, len(examples)
 
 
@@ -278,8 +282,8 @@ def _settings(
     job: RegenerateJob, config: PairConfig, pair: PairSource, max_length: int
 ) -> dict[str, Any]:
     """Returns all settings that the texts depend on, so neither batch nor drafter."""
-    settings = dataclasses.asdict(config.sampling)
-    settings |= dataclasses.asdict(config.decoding) | {
+    every = vars(config) | vars(config.request)
+    settings = {name: every[name] for name in _RECORDED.split()} | {
         "min_prefix": job.min_prefix,
         "max_prefix": job.max_prefix,
         "target": str(resolve(job.target).resolve()),
@@ -287,8 +291,6 @@ def _settings(
         "max_length": max_length,
         "dtype": pair.dtype,
     }
-    for name in ("method", "draft_vocabulary", "batch_size"):
-        del settings[name]
     return settings
 
 

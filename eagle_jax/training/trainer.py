@@ -12,7 +12,6 @@ import numpy as np
 
 from eagle_jax import checkpoints
 from eagle_jax.checkpoints.load import shapes_of
-from eagle_jax.config import DecodingConfig
 from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.pairs import PairSource, open_pair
 from eagle_jax.errors import InputError
@@ -89,8 +88,7 @@ def train_head(
         config, run=dataclasses.replace(config.run, dtype=dtype)
     )
     folder = checkpoints.resolve(job.target)
-    decoding = DecodingConfig(dtype=dtype)
-    decode = PairConfig(tree=config.tree, decoding=decoding)
+    decode = PairConfig(tree=config.tree, dtype=dtype)
     source = open_pair(job.target, None, decode)
     begun_folder = checkpoints.resolve(job.begin_with) if job.begin_with else None
     head, read = (

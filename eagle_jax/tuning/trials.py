@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from eagle_jax.config import DecodingConfig
 from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
 from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.runner import Runner
@@ -20,7 +19,7 @@ Tree = Any
 MOST_TREES = 12
 """The most trees measured in turns: their programs must all be kept meanwhile."""
 
-_DEFAULT = METHODS[DecodingConfig.method]
+_DEFAULT = METHODS[PairConfig.method]
 
 
 def parse_grid(text: str, method: Method = _DEFAULT) -> list[Tree]:
@@ -222,19 +221,19 @@ def settings_file(best: Trial, config: PairConfig, comments: Sequence[str]) -> s
             file.
         comments: Lines that say where the figures come from.
     """
-    tree, pays, decoding = best.tree, best.speedup > 1, config.decoding
-    comments = (*comments, verdict(best, config.method))
+    tree, pays = best.tree, best.speedup > 1
+    comments = (*comments, verdict(best, config.method_row))
     lines = [f"# {one_line(line)}".rstrip() for line in comments]
     tables: dict[str, dict[str, Any]] = {}
     if pays:
-        own = {name: getattr(tree, name) for name in sizes(config.method)}
+        own = {name: getattr(tree, name) for name in sizes(config.method_row)}
         own["calibration"] = getattr(tree, "calibration", None)
         tables["tree"] = own
-    tables["decoding"] = {
-        "method": decoding.method if pays else PLAIN.name,
-        "batch_size": decoding.batch_size,
-        "dtype": None if decoding.dtype == "auto" else decoding.dtype,
-        "draft_vocabulary": decoding.draft_vocabulary if pays else None,
+    tables["pair"] = {
+        "method": config.method if pays else PLAIN.name,
+        "batch_size": config.batch_size,
+        "dtype": None if config.dtype == "auto" else config.dtype,
+        "draft_vocabulary": config.draft_vocabulary if pays else None,
     }
     for name, values in tables.items():
         lines += ["", f"[{name}]"]

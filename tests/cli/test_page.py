@@ -46,8 +46,8 @@ def record(tokenizer: Any) -> dict[str, Any]:
     return {
         "settings": {
             **{"target": "a <b>", "draft": "c & d", "tree": {"num_nodes": 5}},
-            "decoding": {"method": "eagle2", "dtype": "float32", "batch_size": 2},
-            "sampling": {"temperature": 0.0},
+            "pair": {"method": "eagle2", "dtype": "float32", "batch_size": 2},
+            "request": {"temperature": 0.0},
         },
         "device": "cpu",
         "runs": [run, run],

@@ -16,15 +16,15 @@ def joined(path: Path | None, *flags: str) -> PairConfig:
     parser = Parser()
     names = ("num_nodes", "depth", "width", "max_new_tokens", "ignore_eos", "method")
     add_settings(parser, PairConfig, *names)
-    return join_settings(PairConfig, path, parser.parse_args(flags))
+    return join_settings(path, parser.parse_args(flags))
 
 
 def test_flags_win_over_the_file_and_that_over_the_defaults(tmp_path: Path) -> None:
     path = tmp_path / "my.toml"
-    path.write_text("[tree]\nwidth = 2\ndepth = 4\n[decoding]\nmax_new_tokens = 3\n")
+    path.write_text("[tree]\nwidth = 2\ndepth = 4\n[request]\nmax_new_tokens = 3\n")
     found = joined(path, "--max-new-tokens", "4", "--depth", "5", "--ignore-eos")
     assert (found.tree.width, found.tree.depth, found.tree.num_nodes) == (2, 5, 60)
-    assert (found.decoding.max_new_tokens, found.decoding.ignore_eos) == (4, True)
+    assert (found.request.max_new_tokens, found.request.ignore_eos) == (4, True)
     assert joined(None) == PairConfig()
 
 

@@ -28,8 +28,8 @@ def test_trees_are_run_and_what_is_written_can_be_generated_with(
     for name in ("2/1/1", "3/1/2"):
         assert float(measured[name]) > 1
     config = load_config(file, PairConfig)
-    assert config.decoding.batch_size == 2
-    pays = config.decoding.method == "small-model"
-    assert pays or config.decoding.method == "autoregressive"
+    assert config.batch_size == 2
+    pays = config.method == "small-model"
+    assert pays or config.method == "autoregressive"
     assert ("no tree pays" in output) != pays
     assert sorted(tmp_path.iterdir()) == [prompts, file]

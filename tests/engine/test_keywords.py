@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from eagle_jax import Pair, assets, load_embedded_pair, load_pair
-from eagle_jax.config import DecodingConfig
 from eagle_jax.drafting import LookupConfig
+from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.keywords import PairKeywords, RequestKeywords
 from eagle_jax.engine.request import Request
 from eagle_jax.methods import METHODS
@@ -26,7 +26,7 @@ def hints(*kinds: type) -> dict[str, Any]:
 def test_keywords_have_the_names_and_types_of_the_settings() -> None:
     assert typing.get_type_hints(RequestKeywords) == hints(Request)
     own = [method.settings for method in METHODS.values()]
-    expected = hints(DecodingConfig, *own) | {"tree": Any}
+    expected = hints(PairConfig, Request, *own) | {"tree": Any}
     assert typing.get_type_hints(PairKeywords) == expected
 
 

@@ -28,7 +28,7 @@ MakePair = Callable[..., Pair]
 def make_pair(tiny_pair: Path) -> MakePair:
     def make(method: str = "eagle2") -> Pair:
         config = settings_of(TREE, method=method)
-        draft = f"{tiny_pair}/head" if config.method.weights else None
+        draft = f"{tiny_pair}/head" if config.method_row.weights else None
         return load_pair(f"{tiny_pair}/target", draft, config)
 
     return make

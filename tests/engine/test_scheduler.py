@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from eagle_jax.config import DecodingConfig, SamplingConfig, TreeConfig
+from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import growth, slots
 from eagle_jax.decoding.chunked_prefill import PrefillState
 from eagle_jax.decoding.state import DecodeState
@@ -55,12 +55,10 @@ def make_runner(monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
         monkeypatch.setattr(module, "PREFILL_CHUNK", CHUNK)
 
     def make(**settings: Any) -> Runner:
-        config = PairConfig(
-            decoding=DecodingConfig(
-                max_new_tokens=settings.pop("new_tokens", 30),
-                ignore_eos=settings.pop("ignore_eos", False),
-            ),
-            sampling=SamplingConfig(temperature=settings.pop("temperature", 1.0)),
+        config = PairConfig().with_(
+            max_new_tokens=settings.pop("new_tokens", 30),
+            ignore_eos=settings.pop("ignore_eos", False),
+            temperature=settings.pop("temperature", 1.0),
         )
         defaults: dict[str, Any] = {"drafter": DRAFTER, "max_length": 150}
         defaults |= {"prompt_bucket": 0, "batch_size": 3}

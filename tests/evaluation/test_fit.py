@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from eagle_jax.checkpoints.draft_files import Kind, load_calibration
-from eagle_jax.config import DecodingConfig, TreeConfig
+from eagle_jax.config import TreeConfig
 from eagle_jax.drafting.calibration import UNCALIBRATED, Confidence
 from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.pairs import LoadedPair
+from eagle_jax.engine.request import Request
 from eagle_jax.evaluation import fit
 from eagle_jax.evaluation.fit import (
     BOUNDS,
@@ -172,8 +173,8 @@ def test_a_fit_does_not_depend_on_how_prompts_are_batched(
     prompts = [[1, 2, 3], [4], [5, 6]]
 
     def fits(size: int) -> dict[Kind, Fit]:
-        decoding = DecodingConfig(max_new_tokens=20, batch_size=size)
-        config = PairConfig(tree=tree, decoding=decoding)
+        request = Request(max_new_tokens=20)
+        config = PairConfig(tree=tree, batch_size=size, request=request)
         return fit.calibrate_pair(pair, config, prompts)
 
     together, apart = fits(3), fits(2)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eagle_jax.config import DecodingConfig, TreeConfig
+from eagle_jax.config import TreeConfig
 from eagle_jax.drafting import LookupDrafter, SwitchDrafter, TreeDrafter
 from eagle_jax.engine.config import PairConfig
 from eagle_jax.evaluation.plan import (
@@ -48,7 +48,7 @@ def settings(text: str, temperature: float = 0.0) -> dict[str, Any]:
     """What is on record of a run, but for its label."""
     (plan,) = make_runs([parse_method(text, CONFIG)], [temperature], [1])
     context = Context(
-        encode=lambda _: [], vocab_size=24, rule=plan.config.sampling.rule, model=MODEL
+        encode=lambda _: [], vocab_size=24, rule=plan.config.rule, model=MODEL
     )
     drafter = plan.method.drafter(plan.config.tree, context)
     return run_settings(plan, drafter) | {"label": None}
@@ -78,7 +78,7 @@ def test_settings_of_noise_are_none_where_no_noise_is_shared() -> None:
 
 
 def test_draft_vocabularies_are_runs_of_their_own() -> None:
-    flag = PairConfig(decoding=DecodingConfig(draft_vocabulary="none"))
+    flag = PairConfig(draft_vocabulary="none")
     (run,) = make_runs(
         [parse_method("eagle1:draft_vocabulary=9@a.txt", flag)], [0.0], [1]
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_jax.config import DecodingConfig, TreeConfig, load_config
+from eagle_jax.config import TreeConfig, load_config
 from eagle_jax.engine.config import PairConfig
 from eagle_jax.methods import METHODS, PLAIN
 from eagle_jax.tuning.trials import (
@@ -25,9 +25,7 @@ TUNED = [name for name, method in METHODS.items() if method.trials]
 
 
 def tuned(method: str) -> PairConfig:
-    return PairConfig(
-        decoding=DecodingConfig(method=method, batch_size=3, dtype="float32"),
-    )
+    return PairConfig(method=method, batch_size=3, dtype="float32")
 
 
 @pytest.mark.parametrize("method", TUNED)
@@ -48,10 +46,10 @@ def test_every_setting_that_is_tried_is_generated_with_if_it_pays(
     pays = True
     for tree in tried:
         config = written(tree, 1.5)
-        assert (config.tree, config.decoding.method) == (tree, method)
-        assert (config.decoding.batch_size, config.decoding.dtype) == (3, "float32")
+        assert (config.tree, config.method) == (tree, method)
+        assert (config.batch_size, config.dtype) == (3, "float32")
     pays = False
-    assert written(tried[0], 0.9).method == PLAIN
+    assert written(tried[0], 0.9).method == PLAIN.name
 
 
 @pytest.mark.parametrize("text", ["", "8/7", "8-7-1", "8/7/1,9/8/1", "1/3/2", "8/0/2"])

@@ -30,7 +30,7 @@ def read_vocabulary(
     """Returns the tokens that a draft model chooses among, ascending; `None` for all.
 
     Args:
-        given: What `DecodingConfig.draft_vocabulary` says.
+        given: What `PairConfig.draft_vocabulary` says.
         model: The draft model.
         vocab_size: The number of tokens the target knows, `V`.
         stop_tokens: The tokens that end the target's texts.
