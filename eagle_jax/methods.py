@@ -25,7 +25,7 @@ from eagle_jax.drafting import (
     TreeDrafter,
 )
 from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration
-from eagle_jax.drafting.rest import RestConfig, make_rest
+from eagle_jax.drafting.rest import RestConfig, RestDrafter, make_rest
 from eagle_jax.errors import InputError, did_you_mean
 from eagle_jax.interface import Drafter
 from eagle_jax.tree import EAGLE1_TREE, MEDUSA_TREE, RECYCLING_TREE, Topology, chain
@@ -80,7 +80,7 @@ class Context:
     folder: Path | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Method:
     """A method of generation.
 
@@ -227,7 +227,6 @@ def _switch(settings: SwitchConfig, context: Context) -> SwitchDrafter:
 
 
 def _lookup(settings: LookupConfig, context: Context) -> LookupDrafter:
-    del context
     return LookupDrafter(
         depth=settings.levels,
         num_matches=settings.num_matches,
@@ -238,6 +237,10 @@ def _lookup(settings: LookupConfig, context: Context) -> LookupDrafter:
 def _recycling(settings: RecyclingConfig, context: Context) -> RecyclingDrafter:
     shape = read_choices(settings.choices, RECYCLING_TREE)
     return RecyclingDrafter(vocab_size=context.vocab_size, tree=shape)
+
+
+def _rest(settings: RestConfig, context: Context) -> RestDrafter:
+    return make_rest(settings, context.encode)
 
 
 def _sizes(
@@ -275,90 +278,27 @@ SMALL_MODEL = Weights(
     embedded=assets.SMALL,
 )
 
+_TRIALS = _sizes(TreeConfig, _TREES)
+# The published chain of lookup has 10 tokens.
+_LOOKUPS = _sizes(LookupConfig, "3/2/1 6/5/1 11/10/1 17/16/1", max_ngram=(2, 3, 5))
+_CHAINS = _sizes(ChainConfig, "1 2 3 4 5 6 8 10", "depth")
+_SWITCHES = _sizes(SwitchConfig, "8/7/1 10/4/4 26/6/4 60/6/10", min_match=(3, 5, 8))
+
 # In the order of EAGLE-2's Table 1; what it does not have stands last.
 _ROWS = (
-    Method(name="autoregressive", settings=PlainConfig, make=None),
-    Method(
-        name="small-model",
-        settings=TreeConfig,
-        make=_tree_or_chain,
-        weights=SMALL_MODEL,
-        trials=_sizes(TreeConfig, _TREES),
-    ),
-    Method(
-        name="lookup",
-        settings=LookupConfig,
-        make=_lookup,
-        # The published chain has 10 tokens.
-        trials=_sizes(LookupConfig, "3/2/1 6/5/1 11/10/1 17/16/1", max_ngram=(2, 3, 5)),
-        has_confidence=False,
-    ),
-    Method(
-        name="medusa",
-        settings=StaticConfig,
-        make=_static(MEDUSA_TREE),
-        weights=MEDUSA,
-    ),
-    Method(
-        name="hydra",
-        settings=StaticConfig,
-        make=_static(MEDUSA_TREE),
-        weights=HYDRA,
-    ),
-    Method(
-        name="chain",
-        settings=ChainConfig,
-        make=_chain,
-        weights=EAGLE,
-        trials=_sizes(ChainConfig, "1 2 3 4 5 6 8 10", "depth"),
-    ),
-    Method(
-        name="eagle1",
-        settings=StaticConfig,
-        make=_static(EAGLE1_TREE),
-        weights=EAGLE,
-    ),
-    Method(
-        name="eagle2",
-        settings=TreeConfig,
-        make=_dynamic,
-        weights=EAGLE,
-        trials=_sizes(TreeConfig, _TREES),
-    ),
-    Method(
-        name="dflash",
-        settings=TreeConfig,
-        make=_block,
-        weights=DFLASH,
-        trials=_sizes(TreeConfig, _TREES),
-    ),
-    Method(
-        name="dspark",
-        settings=TreeConfig,
-        make=_block,
-        weights=DSPARK,
-        trials=_sizes(TreeConfig, _TREES),
-    ),
-    Method(
-        name="recycling",
-        settings=RecyclingConfig,
-        make=_recycling,
-        has_confidence=False,
-    ),
-    Method(
-        name="eagle2+lookup",
-        settings=SwitchConfig,
-        make=_switch,
-        weights=EAGLE,
-        trials=_sizes(SwitchConfig, "8/7/1 10/4/4 26/6/4 60/6/10", min_match=(3, 5, 8)),
-        has_confidence=False,
-    ),
-    Method(
-        name="rest",
-        settings=RestConfig,
-        make=lambda settings, context: make_rest(settings, context.encode),
-        has_confidence=False,
-    ),
+    Method("autoregressive", PlainConfig, None),
+    Method("small-model", TreeConfig, _tree_or_chain, SMALL_MODEL, _TRIALS),
+    Method("lookup", LookupConfig, _lookup, None, _LOOKUPS, has_confidence=False),
+    Method("medusa", StaticConfig, _static(MEDUSA_TREE), MEDUSA),
+    Method("hydra", StaticConfig, _static(MEDUSA_TREE), HYDRA),
+    Method("chain", ChainConfig, _chain, EAGLE, _CHAINS),
+    Method("eagle1", StaticConfig, _static(EAGLE1_TREE), EAGLE),
+    Method("eagle2", TreeConfig, _dynamic, EAGLE, _TRIALS),
+    Method("dflash", TreeConfig, _block, DFLASH, _TRIALS),
+    Method("dspark", TreeConfig, _block, DSPARK, _TRIALS),
+    Method("recycling", RecyclingConfig, _recycling, has_confidence=False),
+    Method("eagle2+lookup", SwitchConfig, _switch, EAGLE, _SWITCHES, False),
+    Method("rest", RestConfig, _rest, has_confidence=False),
 )
 
 METHODS: Mapping[str, Method] = {row.name: row for row in _ROWS}

@@ -9,8 +9,7 @@ from eagle_jax.engine.pairs import DraftSource, PairSource
 from eagle_jax.heads import HEADS
 from eagle_jax.methods import Weights
 from eagle_jax.models import transformer
-from eagle_jax.models.devices import on_cpu
-from eagle_jax.models.memory import check_memory
+from eagle_jax.models.devices import check_memory, on_cpu
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
 from eagle_jax.parallel import PairSharding
 from eagle_jax.parallel.placement import draft_shardings

@@ -83,7 +83,6 @@ def tensor_names(params: Any, table: dict[str, str]) -> Any:
     """
 
     def name(path: tuple[Any, ...], leaf: Any) -> str:
-        del leaf
         text = jax.tree_util.keystr(path, simple=True, separator=".")
         number = re.compile(r"(?<=\.)\d+(?=\.)")
         known = text if text in table else number.sub("{}", text)

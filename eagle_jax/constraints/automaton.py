@@ -51,7 +51,6 @@ class TokenAutomaton:
 
     def init_state(self, params: AutomatonParams, batch: int) -> jax.Array:
         """Returns `START` for every row, see `Constraint.init_state`."""
-        del params
         return jnp.full(batch, START, jnp.int32)
 
     def advance(

@@ -66,7 +66,6 @@ def follow_argmax(tree: DraftTree, logits: jax.Array, *, depth: int) -> Acceptan
     """Follows the child that is the target's most likely token ("greedy")."""
 
     def step(node: jax.Array, level: jax.Array) -> Step:
-        del level
         return match_child(tree, node, jnp.argmax(logits[node]).astype(jnp.int32))
 
     return verify(tree, step, depth=depth)
@@ -106,7 +105,6 @@ def reject_drafts(
     reject = reject_drawn_siblings if is_drawn else reject_siblings
 
     def step(node: jax.Array, level: jax.Array) -> Step:
-        del level
         wanted = distribution(logits[node], sampling, any_filter)
         return reject(tree, node, wanted, coins, last_noise)
 

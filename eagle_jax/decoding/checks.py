@@ -42,7 +42,6 @@ def check_prompts(
     decoder: Decoder, params: Params, requests: Requests, **static: int
 ) -> None:
     """Raises if the decoder would decode in another way than it was asked to."""
-    del static
     decoder.check(params, requests)
 
 
@@ -50,7 +49,6 @@ def check_read(
     decoder: Decoder, params: Params, prefix: PrefillState, **static: int
 ) -> None:
     """Raises if a part of the prompts is unread, or was read twice."""
-    del decoder, params, static
     if isinstance(prefix.num_read, jax.core.Tracer):
         return
     requests, num_read = prefix.requests, int(prefix.num_read[0])
@@ -98,7 +96,6 @@ def check_rounds(
     decoder: Decoder, params: Params, state: DecodeState, *, rounds: int = 16
 ) -> None:
     """Raises if a call could run no round, and would do so for ever."""
-    del params
     require(rounds >= 1, "rounds", rounds, "at least 1")
     if isinstance(state.lengths, jax.core.Tracer):
         return

@@ -37,29 +37,24 @@ class RootDrafter:
 
     def init_state(self, batch: int, capacity: int) -> Any:
         """See `Drafter.init_state`; there is none."""
-        del batch, capacity
         return ()
 
     def prefill_chunk(self, params: Any, state: Any, chunk: PromptChunk) -> Any:
         """See `Drafter.prefill_chunk`."""
-        del params, chunk
         return state
 
     def truncate(self, state: Any, length: jax.Array) -> Any:
         """See `Truncating`."""
-        del length
         return state
 
     def propose(
         self, params: Any, state: Any, root: jax.Array, draws: Draws
     ) -> tuple[DraftTree, Any]:
         """See `Drafter.propose`; the tree is its root."""
-        del params, draws
         return jax.vmap(functools.partial(root_only, num_nodes=1))(root), state
 
     def advance(self, params: Any, state: Any, verified: Verified) -> Any:
         """See `Drafter.advance`."""
-        del params, verified
         return state
 
 

@@ -102,7 +102,6 @@ class LookupDrafter:
         self, params: Any, state: LookupState, chunk: PromptChunk
     ) -> LookupState:
         """See `Drafter.prefill_chunk`."""
-        del params
         text = jax.lax.dynamic_update_slice_in_dim(
             state.tokens, chunk.tokens, chunk.begin, axis=1
         )
@@ -116,7 +115,6 @@ class LookupDrafter:
         self, params: Any, state: LookupState, root: jax.Array, draws: Draws
     ) -> tuple[DraftTree, LookupState]:
         """See `Drafter.propose`."""
-        del params, draws
         return self.draft(state, root)[0], state
 
     def draft(self, state: LookupState, root: jax.Array) -> tuple[DraftTree, jax.Array]:
@@ -138,7 +136,6 @@ class LookupDrafter:
         self, params: Any, state: LookupState, verified: Verified
     ) -> LookupState:
         """See `Drafter.advance`; tokens of the path past `count` are overwritten."""
-        del params
 
         def write(text: jax.Array, path: jax.Array, start: jax.Array) -> jax.Array:
             return jax.lax.dynamic_update_slice(text, path, (start,))

@@ -77,7 +77,6 @@ class RecyclingDrafter:
 
     def init_state(self, batch: int, capacity: int) -> RecyclingState:
         """See `Drafter.init_state`; a longer text needs no larger matrix."""
-        del capacity
         width = min(int(self.tree.ranks.max()) + 1, self.vocab_size)
         shape = (batch, self.vocab_size, width)
         return RecyclingState(likely=jnp.full(shape, UNKNOWN, jnp.int32))
@@ -86,12 +85,10 @@ class RecyclingDrafter:
         self, params: Any, state: RecyclingState, chunk: PromptChunk
     ) -> RecyclingState:
         """See `Drafter.prefill_chunk`; nothing is learned, as in the published code."""
-        del params, chunk
         return state
 
     def truncate(self, state: RecyclingState, length: jax.Array) -> RecyclingState:
         """See `Truncating`; what later tokens taught is forgotten with them."""
-        del length
         return self.init_state(len(state.likely), 0)
 
     def propose(
@@ -101,7 +98,6 @@ class RecyclingDrafter:
 
         The matrix holds an order and no probabilities, so noise cannot be shared.
         """
-        del params, draws
         batch, shape = root.shape[0], self.tree
         rows = jnp.arange(batch)[:, None]
         tokens = jnp.zeros((batch, shape.num_nodes), jnp.int32).at[:, ROOT].set(root)
@@ -130,7 +126,6 @@ class RecyclingDrafter:
 
         Of several nodes with one token the last, in level order, is kept.
         """
-        del params
         tree, width = verified.tree, state.likely.shape[-1]
         _, likely = top_k(verified.logits, width)
         teaches = tree.is_node & (verified.count > 0)[:, None]

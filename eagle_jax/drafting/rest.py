@@ -51,7 +51,6 @@ class RestDrafter(LookupDrafter):
         self, params: Any, state: LookupState, root: jax.Array, draws: Draws
     ) -> tuple[DraftTree, LookupState]:
         """See `Drafter.propose`."""
-        del params, draws
         stored = jnp.asarray(np.frombuffer(self.datastore, np.int32))
         stored = jnp.broadcast_to(stored, (root.shape[0], stored.size))
         searched = LookupState(
@@ -87,7 +86,6 @@ def make_rest(settings: RestConfig, encode: Callable[[str], list[int]]) -> RestD
 @functools.lru_cache(maxsize=4)
 def _read(path: Path, stamp: int, encode: Callable[[str], list[int]]) -> bytes:
     """Returns a file's tokens, encoded once for every time that it was written."""
-    del stamp
     content = read_bytes(path)
     try:
         text = content.decode("utf-8-sig")

@@ -106,7 +106,6 @@ class SmallModel:
         count: jax.Array,
     ) -> SmallModelState:
         """See `Drafter.advance`."""
-        del features
         return dataclasses.replace(state, tokens=tokens, count=count)
 
     def read(
@@ -145,7 +144,6 @@ class SmallModel:
         level: int,
     ) -> tuple[jax.Array, Any]:
         """See `DraftModel.step`; the parents' outputs are not read."""
-        del above
         positions = state.length[:, None] + jnp.full_like(tokens, level - 1)
         drafts = _Drafts(tokens, positions, visible)
         if isinstance(self.target, DraftingTarget):
@@ -158,12 +156,10 @@ class SmallModel:
 
     def logits(self, params: Any, outputs: jax.Array, *, level: int) -> jax.Array:
         """See `DraftModel.logits`."""
-        del level
         return self.target.unembed(params, outputs)
 
     def tokens(self, params: Any, choices: jax.Array) -> jax.Array:
         """See `DraftModel.tokens`; the vocabulary is the target's, so `W = V`."""
-        del params
         return choices
 
 

@@ -126,12 +126,12 @@ class TreeDrafter:
         if not self.shares_noise:
             draws = dataclasses.replace(draws, noise=None)
         draws = _of_known_tokens(self.model, params, output, draws)
+        nodes = _Level(self, params, state, output, draws)
         grow = _grow_dynamic if isinstance(self.tree, TreeConfig) else _grow_static
-        return grow(self, params, state, root, output, draws)
+        return grow(self, nodes, root, draws)
 
     def advance(self, params: Any, state: Any, verified: Verified) -> Any:
         """See `Drafter.advance`."""
-        del params
         if self.depth == 0:
             return state
         return self.model.advance(
@@ -139,26 +139,66 @@ class TreeDrafter:
         )
 
 
+class _Level:
+    """The nodes whose children come next; after `descend`, those children."""
+
+    def __init__(
+        self, drafter: TreeDrafter, params: Any, state: Any, root: Any, draws: Draws
+    ) -> None:
+        self.model, self.number = drafter.model, 0
+        self._params, self._state, self._draws = params, state, draws
+        self._outputs, self._earlier = jax.tree.map(lambda x: x[:, None], root), None
+        self._states = None if draws.guide is None else draws.guide.at_roots
+
+    def logits(self) -> jax.Array:
+        """Returns the logits of children, `[B, M, W]`, as the target's are processed.
+
+        `M` is 1 where all nodes have the same. Where the model knows no allowed token
+        they stay as they are: distributions need a token, and what is drafted there is
+        dropped with all that is forbidden.
+        """
+        level, guide = self.number + 1, self._draws.guide
+        logits = self.model.logits(self._params, self._outputs, level=level)
+        if guide is None:
+            return logits
+        processed = guide.process(self._states, logits)
+        is_alive = (processed > -jnp.inf).any(axis=-1, keepdims=True)
+        return jnp.where(is_alive, processed, logits)
+
+    def tokens(self, choices: jax.Array) -> jax.Array:
+        """Returns the target's tokens for choices among those the model knows."""
+        return self.model.tokens(self._params, choices).astype(jnp.int32)
+
+    def descend(
+        self, tokens: jax.Array, parents: jax.Array, visible: jax.Array
+    ) -> None:
+        """Runs the model over children `[B, M]`, of parents at places `[B, M]`."""
+        self.number += 1
+        self._outputs, self._earlier = self.model.step(
+            self._params,
+            self._state,
+            tokens,
+            _above(self._outputs, parents),
+            visible,
+            self._earlier,
+            level=self.number,
+        )
+        if (guide := self._draws.guide) is not None:
+            self._states = guide.children(self._states, parents, tokens)
+
+
 def _grow_dynamic(
-    drafter: TreeDrafter,
-    params: Any,
-    state: Any,
-    root: jax.Array,
-    root_output: Any,
-    draws: Draws,
+    drafter: TreeDrafter, nodes: _Level, root: jax.Array, draws: Draws
 ) -> DraftTree:
     """Expands level by level, then reranks (EAGLE-2, section 4)."""
-    model, config, calibration = drafter.model, drafter.tree, drafter.calibration
+    config, calibration = drafter.tree, drafter.calibration
     assert isinstance(config, TreeConfig)
 
-    states = None if draws.guide is None else draws.guide.at_roots
-
-    def children(outputs: Any, *, level: int) -> tuple[jax.Array, jax.Array]:
-        logits = model.logits(params, outputs, level=level)
-        logits = _process(draws, states, logits)
-        scores = _scores(logits, draws, calibration, level=level)
+    def children() -> tuple[jax.Array, jax.Array]:
+        level = nodes.number + 1
+        scores = _scores(nodes.logits(), draws, calibration, level=level)
         choices, log_probs = trees.top_children(scores, config.width)
-        tokens = model.tokens(params, choices).astype(jnp.int32)
+        tokens = nodes.tokens(choices)
         factors = _exponents(calibration, draws, config.width, level=level)
         if factors is None:
             return tokens, log_probs
@@ -167,25 +207,12 @@ def _grow_dynamic(
         log_probs, order = jax.lax.top_k(honest, config.width)
         return jnp.take_along_axis(tokens, order, axis=-1), log_probs
 
-    outputs, earlier = jax.tree.map(lambda x: x[:, None], root_output), None
-    tokens, log_probs = children(outputs, level=1)
+    tokens, log_probs = children()
     candidates, frontier = jax.vmap(trees.first_level)(tokens[:, 0], log_probs[:, 0])
-
-    for level in range(2, config.levels + 1):
-        outputs, earlier = model.step(
-            params,
-            state,
-            frontier.tokens,
-            _above(outputs, frontier.parents),
-            frontier.visible,
-            earlier,
-            level=level - 1,
-        )
-        if draws.guide is not None:
-            states = draws.guide.children(states, frontier.parents, frontier.tokens)
-        found = children(outputs, level=level)
-        tokens, log_probs = (_each(x, config.width) for x in found)
-        expand = functools.partial(trees.expand, rank_by=config.rank_by)
+    expand = functools.partial(trees.expand, rank_by=config.rank_by)
+    for _ in range(2, config.levels + 1):
+        nodes.descend(frontier.tokens, frontier.parents, frontier.visible)
+        tokens, log_probs = (_each(x, config.width) for x in children())
         candidates, frontier = jax.vmap(expand)(candidates, frontier, tokens, log_probs)
     rerank = functools.partial(
         trees.rerank,
@@ -197,35 +224,27 @@ def _grow_dynamic(
 
 
 def _grow_static(
-    drafter: TreeDrafter,
-    params: Any,
-    state: Any,
-    root: jax.Array,
-    root_output: Any,
-    draws: Draws,
+    drafter: TreeDrafter, nodes: _Level, root: jax.Array, draws: Draws
 ) -> DraftTree:
     """Fills a fixed shape: the child of rank `r` has the `r`-th score or draw."""
-    model, shape, calibration = drafter.model, drafter.tree, drafter.calibration
+    shape, calibration = drafter.tree, drafter.calibration
     assert isinstance(shape, Topology)
     is_drawn = drafter.sampled and draws.noise is None
     batch, num_nodes = root.shape[0], shape.num_nodes
     tokens = jnp.zeros((batch, num_nodes), jnp.int32).at[:, 0].set(root)
     log_values = jnp.zeros((batch, num_nodes), jnp.float32)
     draft_logits: list[jax.Array] = []
-    outputs, earlier = jax.tree.map(lambda x: x[:, None], root_output), None
     inner = np.zeros(1, np.int32)
-    states = None if draws.guide is None else draws.guide.at_roots
     for depth, level in enumerate(shape.levels, 1):
-        logits = model.logits(params, outputs, level=depth)
-        logits = _process(draws, states, logits)
+        logits = nodes.logits()
         if not is_drawn:
             scores = _scores(logits, draws, calibration, level=depth)
             best, log_probs = trees.top_children(scores, level.width)
         else:
             logits, noise = _draft_and_noise(_each(logits, len(inner)), inner, draws)
-            draft_logits.append(_over_vocabulary(model, params, logits))
+            draft_logits.append(_over_vocabulary(nodes, logits))
             best, log_probs = trees.draw_children(logits, noise, level.width)
-        best = _each(model.tokens(params, best).astype(jnp.int32), len(inner))
+        best = _each(nodes.tokens(best), len(inner))
         log_probs = _each(log_probs, len(inner))
         values = log_values[:, level.parents] + log_probs[:, level.rows, level.ranks]
         log_values = log_values.at[:, level.nodes].set(values)
@@ -234,17 +253,8 @@ def _grow_static(
             break
         inner = level.inner
         rows = jnp.broadcast_to(level.inner_rows, (batch, len(inner)))
-        if draws.guide is not None:
-            states = draws.guide.children(states, rows, tokens[:, inner])
-        outputs, earlier = model.step(
-            params,
-            state,
-            tokens[:, inner],
-            _above(outputs, rows),
-            jnp.broadcast_to(level.visible, (batch, *level.visible.shape)),
-            earlier,
-            level=depth,
-        )
+        visible = jnp.broadcast_to(level.visible, (batch, *level.visible.shape))
+        nodes.descend(tokens[:, inner], rows, visible)
     by_node = None
     if draft_logits:
         joined = jnp.concatenate(draft_logits, axis=1)
@@ -298,24 +308,6 @@ def _of_known_tokens(
         noise=None if noise is None else noise[:, :, tokens],
         guide=None if guide is None else guide.of_known(tokens, model.vocab_size),
     )
-
-
-def _process(draws: Draws, states: Any, logits: jax.Array) -> jax.Array:
-    """Returns a model's logits as the target's will be processed, `[B, M, W]`.
-
-    Where the model knows no allowed token they stay as they are: distributions need a
-    token, and what is drafted there is dropped with all that is forbidden.
-
-    Args:
-        draws: The draws of the round, with its guide, if there is one.
-        states: The guide's states after the nodes, every leaf `[B, M, ...]`.
-        logits: `[B, M, W]` float32, or `[B, 1, W]` for all nodes.
-    """
-    if draws.guide is None:
-        return logits
-    processed = draws.guide.process(states, logits)
-    is_alive = (processed > -jnp.inf).any(axis=-1, keepdims=True)
-    return jnp.where(is_alive, processed, logits)
 
 
 def _scores(
@@ -374,13 +366,13 @@ def _exponents(
     )
 
 
-def _over_vocabulary(model: DraftModel, params: Any, logits: jax.Array) -> jax.Array:
+def _over_vocabulary(nodes: _Level, logits: jax.Array) -> jax.Array:
     """Returns logits `[..., W]` as `[..., V]`, `-inf` where the model has no token."""
-    num_known = logits.shape[-1]
-    if num_known == model.vocab_size:
+    num_known, vocab_size = logits.shape[-1], nodes.model.vocab_size
+    if num_known == vocab_size:
         return logits
-    tokens = model.tokens(params, jnp.arange(num_known))
-    shape = (*logits.shape[:-1], model.vocab_size)
+    shape = (*logits.shape[:-1], vocab_size)
+    tokens = nodes.tokens(jnp.arange(num_known))
     return jnp.full(shape, -jnp.inf, logits.dtype).at[..., tokens].set(logits)
 
 

@@ -24,9 +24,8 @@ from eagle_jax.heads.eagle.vocabulary import read_vocabulary
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.methods import METHODS, SMALL_MODEL, Context, Method, Weights
 from eagle_jax.models import transformer
-from eagle_jax.models.devices import on_cpu
+from eagle_jax.models.devices import check_memory, on_cpu
 from eagle_jax.models.joined import join_products
-from eagle_jax.models.memory import check_memory
 from eagle_jax.models.transformer import (
     Transformer,
     TransformerConfig,

@@ -97,68 +97,6 @@ class TransformerParams:
     output_head: jax.Array | None = None
 
 
-def forward(
-    params: TransformerParams,
-    config: TransformerConfig,
-    tokens: jax.Array,
-    positions: jax.Array,
-    mask: jax.Array | None,
-    cache: kv.KVCache,
-    earlier: tuple[kv.KeyValues, ...] | None = None,
-) -> TargetOutput:
-    """Runs the decoder, for prefill, decoding, drafting and verification alike.
-
-    Args:
-        params: The decoder's weights.
-        config: The decoder's sizes. Static.
-        tokens: `[B, T]` int32, the new tokens.
-        positions: `[B, T]` int32, their absolute positions.
-        mask: `[B, T, U]` bool, true where a token sees one of `earlier` and then the
-            `T` tokens; `None` for causal, which needs that nothing is `earlier`.
-        cache: The cache of the confirmed text, read and never written.
-        earlier: The keys and values of unconfirmed tokens of earlier calls, `L` pairs
-            of `[B, G, U - T, A]`; `None` for none.
-
-    Returns:
-        The hidden states `[B, T, E]` after the final norm, the features `[B, T, F]`,
-        and `L` pairs of keys and values `[B, G, U, A]` of all unconfirmed tokens.
-    """
-    if mask is None:
-        mask = causal_mask(*tokens.shape)
-    rotary = rotary_tables(positions, config.layer.rope, config.layer.head_dim)
-    near, first, near_rotary = mask, None, rotary
-    if config.window_rope is not None:
-        near_rotary = rotary_tables(
-            positions, config.window_rope, config.layer.head_dim
-        )
-    if config.sliding_window is not None:
-        near = nearest(mask, config.sliding_window)
-        first = positions - config.sliding_window + 1
-    x = params.embedding[tokens]
-    if config.embedding_scale != 1:
-        x = x * jnp.asarray(config.embedding_scale, x.dtype)
-    entries: list[kv.KeyValues] = []
-    inputs: list[jax.Array] = []
-    before = earlier or (None,) * config.num_layers
-    for number, layer in enumerate(params.layers):
-        if number in config.feature_layers:
-            inputs.append(x)
-        is_windowed = number in config.windowed_layers
-        context = AttentionContext(
-            cached=cache.layers[number],
-            length=cache.length,
-            mask=near if is_windowed else mask,
-            earlier=before[number],
-            first=first if is_windowed else None,
-        )
-        tables = near_rotary if is_windowed else rotary
-        x, new = decoder_layer(layer, config.layer, x, tables, context)
-        entries.append(new)
-    hidden = normalise(config.layer, x, params.norm)
-    features = jnp.concatenate(inputs, axis=-1) if inputs else hidden
-    return TargetOutput(hidden=hidden, features=features, entries=tuple(entries))
-
-
 def nearest(mask: jax.Array, window: int) -> jax.Array:
     """Returns the part of a mask that a sliding window leaves.
 
@@ -263,19 +201,53 @@ class Transformer:
         cache: kv.KVCache,
     ) -> TargetOutput:
         """See `Target.forward`."""
-        return forward(params, self.config, tokens, positions, mask, cache)
+        return self.forward_after(params, tokens, positions, mask, cache, None)
 
     def forward_after(
         self,
         params: TransformerParams,
         tokens: jax.Array,
         positions: jax.Array,
-        mask: jax.Array,
+        mask: jax.Array | None,
         cache: kv.KVCache,
         earlier: tuple[kv.KeyValues, ...] | None,
     ) -> TargetOutput:
         """See `DraftingTarget.forward_after`."""
-        return forward(params, self.config, tokens, positions, mask, cache, earlier)
+        config = self.config
+        if mask is None:
+            mask = causal_mask(*tokens.shape)
+        rotary = rotary_tables(positions, config.layer.rope, config.layer.head_dim)
+        near, first, near_rotary = mask, None, rotary
+        if config.window_rope is not None:
+            near_rotary = rotary_tables(
+                positions, config.window_rope, config.layer.head_dim
+            )
+        if config.sliding_window is not None:
+            near = nearest(mask, config.sliding_window)
+            first = positions - config.sliding_window + 1
+        x = params.embedding[tokens]
+        if config.embedding_scale != 1:
+            x = x * jnp.asarray(config.embedding_scale, x.dtype)
+        entries: list[kv.KeyValues] = []
+        inputs: list[jax.Array] = []
+        before = earlier or (None,) * config.num_layers
+        for number, layer in enumerate(params.layers):
+            if number in config.feature_layers:
+                inputs.append(x)
+            is_windowed = number in config.windowed_layers
+            context = AttentionContext(
+                cached=cache.layers[number],
+                length=cache.length,
+                mask=near if is_windowed else mask,
+                earlier=before[number],
+                first=first if is_windowed else None,
+            )
+            tables = near_rotary if is_windowed else rotary
+            x, new = decoder_layer(layer, config.layer, x, tables, context)
+            entries.append(new)
+        hidden = normalise(config.layer, x, params.norm)
+        features = jnp.concatenate(inputs, axis=-1) if inputs else hidden
+        return TargetOutput(hidden=hidden, features=features, entries=tuple(entries))
 
     def unembed(self, params: TransformerParams, hidden: jax.Array) -> jax.Array:
         """See `Target.unembed`."""

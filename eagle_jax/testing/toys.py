@@ -105,7 +105,6 @@ class ToyTarget:
         cache: ToyCache,
     ) -> TargetOutput:
         """Returns each path's state as hidden state and feature."""
-        del params
         codes = path_code(tokens, positions)
         if mask is None:
             mask = jnp.tri(tokens.shape[1], dtype=bool)[None]
@@ -118,7 +117,6 @@ class ToyTarget:
 
     def unembed(self, params: Any, hidden: jax.Array) -> jax.Array:
         """Returns the logits after paths, see `Target.unembed`."""
-        del params
         return path_logits(
             hidden[..., 0],
             vocab_size=self.vocab_size,
@@ -174,7 +172,6 @@ class ToyModel:
 
     def init_state(self, batch: int, capacity: int, depth: int) -> ToyModelState:
         """Returns the state of an empty text, see `DraftModel.init_state`."""
-        del capacity, depth
         return ToyModelState(
             total=jnp.zeros(batch, jnp.uint32), length=jnp.zeros(batch, jnp.int32)
         )
@@ -183,7 +180,6 @@ class ToyModel:
         self, params: Any, state: ToyModelState, chunk: PromptChunk
     ) -> ToyModelState:
         """Reads a chunk of the prompts, see `DraftModel.prefill_chunk`."""
-        del params
         return self.advance(state, chunk.tokens, chunk.features, chunk.count)
 
     def advance(
@@ -194,7 +190,6 @@ class ToyModel:
         count: jax.Array,
     ) -> ToyModelState:
         """Adds the first `count` of some tokens to the text."""
-        del features
         steps = jnp.arange(tokens.shape[1])
         codes = path_code(tokens, state.length[:, None] + steps)
         codes = jnp.where(steps < count[:, None], codes, jnp.uint32(0))
@@ -205,7 +200,6 @@ class ToyModel:
         self, params: Any, state: ToyModelState, root: jax.Array
     ) -> tuple[jax.Array, ToyModelState]:
         """Returns the state of the path to the root, and of the text before it."""
-        del params
         return (state.total + path_code(root, state.length))[:, None], state
 
     def step(
@@ -220,13 +214,11 @@ class ToyModel:
         level: int,
     ) -> tuple[jax.Array, Any]:
         """Returns the states of the paths to some nodes, see `DraftModel.step`."""
-        del params, visible, earlier
         positions = state.length[:, None] + jnp.full_like(tokens, level)
         return above + path_code(tokens, positions)[..., None], ()
 
     def logits(self, params: Any, outputs: jax.Array, *, level: int) -> jax.Array:
         """Returns the logits after paths, see `DraftModel.logits`."""
-        del level
         logits = functools.partial(
             path_logits,
             outputs[..., 0],
@@ -240,5 +232,4 @@ class ToyModel:
 
     def tokens(self, params: Any, choices: jax.Array) -> jax.Array:
         """Returns the choices: the model knows every token."""
-        del params
         return choices

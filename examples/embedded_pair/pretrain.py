@@ -23,7 +23,7 @@ from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.errors import InputError
 from eagle_jax.files import write_json, write_whole
-from eagle_jax.models.memory import check_memory
+from eagle_jax.models.devices import check_memory
 from eagle_jax.training.checkpoint import writing_run
 from examples.embedded_pair import corpus
 from examples.embedded_pair.export_target import export_target

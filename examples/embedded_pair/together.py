@@ -29,7 +29,7 @@ from eagle_jax.engine.tokenizer import load_tokenizer
 from eagle_jax.errors import InputError
 from eagle_jax.heads import export_head, open_head
 from eagle_jax.heads.rows import PackedRows
-from eagle_jax.models.memory import check_memory
+from eagle_jax.models.devices import check_memory
 from eagle_jax.training.checkpoint import writing_run
 from eagle_jax.training.conversations import read_examples
 from eagle_jax.training.encode import encode_examples

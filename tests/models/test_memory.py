@@ -11,7 +11,7 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.engine.pairs import open_pair
 from eagle_jax.heads.eagle.draft import EagleHead
-from eagle_jax.models import memory
+from eagle_jax.models import devices
 from eagle_jax.models.quantized import num_bytes
 from eagle_jax.models.transformer import Transformer
 from tests import tiny
@@ -25,7 +25,7 @@ _SIZES = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 @pytest.fixture
 def of_16_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with that much memory."""
-    monkeypatch.setattr(memory, "_memory", lambda: 16 * _GIB)
+    monkeypatch.setattr(devices, "_memory", lambda: 16 * _GIB)
 
 
 @pytest.mark.usefixtures("of_16_gib")
@@ -55,7 +55,7 @@ def test_weights_that_cannot_be_in_memory_are_refused(
 ) -> None:
     config = tiny.target_config(**_SIZES | sizes)
     refused(
-        lambda: memory.check_memory(config, "float32", bits),
+        lambda: devices.check_memory(config, "float32", bits),
         f"hidden = {config.layer.hidden_size}, layers = {config.num_layers}, ",
         f"vocabulary = {config.vocab_size} in float32",
     )
@@ -78,13 +78,13 @@ def test_no_more_is_asked_for_than_a_run_has_at_once(
     )
 
     def check() -> None:
-        memory.check_memory(
+        devices.check_memory(
             target.config, "float32", bits, drafter, batch_size=rows, num_slots=slots
         )
 
-    monkeypatch.setattr(memory, "_memory", lambda: there)
+    monkeypatch.setattr(devices, "_memory", lambda: there)
     check()
-    monkeypatch.setattr(memory, "_memory", lambda: int(0.95 * there))
+    monkeypatch.setattr(devices, "_memory", lambda: int(0.95 * there))
     refused(check, "GiB")
 
 
@@ -94,12 +94,12 @@ def test_known_sizes_are_traced_and_counted_once(
     drafter = TreeDrafter(model=EagleHead(config=tiny.head_config()), tree=TreeConfig())
 
     def check(batch_size: int) -> None:
-        memory.check_memory(
+        devices.check_memory(
             tiny.target_config(), "float32", None, drafter, batch_size=batch_size
         )
 
     check(1)
-    monkeypatch.setattr(memory, "num_bytes", None)
+    monkeypatch.setattr(devices, "num_bytes", None)
     check(2)
 
 
@@ -107,11 +107,11 @@ def test_the_memory_is_what_devices_or_else_the_host_tell(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "meminfo"
-    monkeypatch.setattr(memory, "_MEMINFO", path)
-    assert memory._memory() is None
+    monkeypatch.setattr(devices, "_MEMINFO", path)
+    assert devices._memory() is None
     path.write_text("MemTotal:  4 kB\nMemFree:  1 kB\nPages:  0\nSwapTotal:  2 kB\n")
-    assert memory._memory() == 6 * 1024
+    assert devices._memory() == 6 * 1024
     device = SimpleNamespace(memory_stats=lambda: {"bytes_limit": 3 * _GIB})
     monkeypatch.setattr(jax, "local_devices", lambda: [device, device])
     monkeypatch.setattr(jax, "device_count", lambda: 2)
-    assert memory._memory() == 6 * _GIB
+    assert devices._memory() == 6 * _GIB
