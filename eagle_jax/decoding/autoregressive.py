@@ -33,23 +33,10 @@ def generate(
     num_slots: int | None = None,
     num_samples: int = 1,
 ) -> DecodeState:
-    """Decodes every request to its end.
+    """Decodes every request to its end, token by token.
 
-    Args:
-        decoder: The decoder, whose drafter is not used. Static.
-        params: The pair's parameters, of which the drafter's are not used.
-        requests: The requests, `B` rows of concrete arrays.
-        num_slots: The number of cache slots, `S`; `None` for a cache that grows with
-            the texts, up to what the requests need. Static.
-        num_samples: The number of neighbours that have one prompt, `n`, and keys of
-            their own; it is read once for all of them. Static.
-
-    Returns:
-        The final state: `tokens`, `lengths` and `stop_reason` are the answer.
-
-    Raises:
-        InputError: If `num_slots` is too small for the requests, a temperature above 0
-            meets a greedy decoder, or neighbours differ that are to share a prompt.
+    Arguments, results and errors are those of `speculative.generate`; the drafter and
+    its parameters are not used.
     """
     plain = dataclasses.replace(decoder, drafter=None)
     return generate_growing(

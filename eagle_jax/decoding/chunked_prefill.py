@@ -169,6 +169,7 @@ def start_prefill(
     )
 
 
+@functools.partial(jax.jit, static_argnames=("decoder", "size"))
 def reuse_prefill(
     decoder: Decoder,
     params: Params,
@@ -214,13 +215,13 @@ def reuse_prefill(
     )
 
 
+@functools.partial(
+    jax.jit, static_argnames=("decoder", "size"), donate_argnames=("state",)
+)
 def prefill_chunk(
     decoder: Decoder, params: Params, state: PrefillState, *, size: int | None = None
 ) -> PrefillState:
-    """Reads the next chunk of all prompts, with the target and then the drafter.
-
-    As `slots.prefill_chunk` the state is donated.
-    """
+    """Reads the prompts' next chunk with target and drafter; donates the state."""
     requests, begin = state.requests, state.num_read[0]
     prompts, lengths = requests.prompts, requests.prompt_lengths
     size = size or chunk_size(prompts.shape[1])

@@ -137,9 +137,6 @@ class Decoder:
 
         A target that has an attribute `vocab_size` says it; a call of any other is
         traced, which computes nothing.
-
-        Args:
-            params: The parameters, of which only the target's shapes are read.
         """
         target = self.target
 

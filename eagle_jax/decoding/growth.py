@@ -136,14 +136,7 @@ def advance_until(
     *,
     depth: int,
 ) -> DecodeState:
-    """Runs rounds as one loop, until all texts have ended or a row needs more room.
-
-    Args:
-        advance: A function that runs one round.
-        state: The state between two rounds.
-        limits: Where the loop returns before; `None` for nowhere.
-        depth: The drafter's depth, `D`; 0 without a drafter.
-    """
+    """Runs rounds, each by `advance`, up to limits or till a row needs more room."""
     was_running, rounds_before = state.is_running, state.num_rounds
 
     def goes_on(state: DecodeState) -> jax.Array:
@@ -202,10 +195,7 @@ def generate_growing(
     num_slots: int | None,
     num_samples: int,
 ) -> DecodeState:
-    """Decodes every request to its end; arguments as for `speculative.generate`.
-
-    `decode` runs rounds as long as there is room.
-    """
+    """Returns the answer of `speculative.generate`, by rounds that `decode` runs."""
     decoder.check(params, requests)
     check_samples(requests, num_samples)
     sizes = cache_sizes(requests, num_slots, depth=decoder.depth)

@@ -154,14 +154,8 @@ def num_chunks(requests: Requests) -> int:
 start_prefill = checked_by(check_prompts)(
     jax.jit(chunked_prefill.start_prefill, static_argnames=("decoder", "num_slots"))
 )
-reuse_prefill = jax.jit(
-    chunked_prefill.reuse_prefill, static_argnames=("decoder", "size")
-)
-prefill_chunk = jax.jit(
-    chunked_prefill.prefill_chunk,
-    static_argnames=("decoder", "size"),
-    donate_argnames=("state",),
-)
+reuse_prefill = chunked_prefill.reuse_prefill
+prefill_chunk = chunked_prefill.prefill_chunk
 
 
 @checked_by(check_read)

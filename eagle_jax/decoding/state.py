@@ -105,13 +105,9 @@ class DecodeState:
 def begin_state(
     rows: RowSettings, tokens: jax.Array, stop_reason: StopReason, **parts: Any
 ) -> DecodeState:
-    """Returns a state of rows that hold their prompts and have run no round.
+    """Returns a state of rows that hold their prompts alone, tokens `[B, S]` int32.
 
-    Args:
-        rows: The settings of each row.
-        tokens: `[B, S]` int32, the prompts' tokens; 0 after them.
-        stop_reason: The reason of all rows.
-        **parts: The cache, the drafter's state and the others that a prefill leaves.
+    Its `parts` are what a prefill leaves: caches and states.
     """
     nothing = jnp.zeros_like(rows.prompt_lengths)
     # No array twice, for it is donated.
