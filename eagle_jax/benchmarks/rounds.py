@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.config import TreeConfig
-from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.state import DecodeState
@@ -99,16 +99,15 @@ def _time_decoding(
     The longest request says how many steps are timed. The state in which they begin is
     returned too.
     """
-    library = autoregressive if decoder.drafter is None else speculative
 
     def prefill() -> DecodeState:
-        state = library.prefill(decoder, params, requests, num_slots=num_slots)
+        state = speculative.prefill(decoder, params, requests, num_slots=num_slots)
         return jax.block_until_ready(state)
 
     def run() -> float:
         state = prefill()
         started = time.perf_counter()
-        state = jax.block_until_ready(library.decode(decoder, params, state))
+        state = jax.block_until_ready(speculative.decode(decoder, params, state))
         return (time.perf_counter() - started) / max(int(state.num_rounds.max()), 1)
 
     return run, prefill()

@@ -96,19 +96,12 @@ def generate(
 
 
 @functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("state",))
-def decode(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
-    """Runs rounds as one program; the state, caches included, is donated.
-
-    The loop ends when every row has, or when one needs a larger cache: see `growth`.
-    """
-    return decode_until(decoder, params, state)
-
-
-@functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("state",))
 def decode_until(
     decoder: Decoder, params: Params, state: DecodeState, limits: Limits | None = None
 ) -> DecodeState:
-    """Runs rounds as one program, up to limits; the state is donated.
+    """Runs rounds as one program; the state, caches included, is donated.
+
+    The loop ends when every row has, or when one needs a larger cache: see `growth`.
 
     Args:
         decoder: The decoder; without a drafter each round is a step of plain decoding.
@@ -116,7 +109,7 @@ def decode_until(
         params: The parameters of target and drafter.
         state: The state of `prefill` or of the last round; finished rows stay as they
             are.
-        limits: Where it returns although rows are running and have room; `None` for
+        limits: Where it ends although rows are running and have room; `None` for
             nowhere.
     """
 
@@ -126,6 +119,10 @@ def decode_until(
         return _round(decoder, params, state)[0]
 
     return advance_until(advance, state, limits, depth=decoder.depth)
+
+
+decode = decode_until
+"""All rounds as one program: `decode_until` without limits."""
 
 
 @functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("state",))

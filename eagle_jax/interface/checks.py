@@ -8,17 +8,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from eagle_jax.errors import InputError
 from eagle_jax.interface.protocols import TargetOutput
 from eagle_jax.tree import DraftTree
 
-_TREE_TYPES = {
-    "tokens": jnp.int32,
-    "parents": jnp.int32,
-    "log_values": jnp.float32,
-    "is_node": jnp.bool_,
+TREE_TYPES = {
+    "tokens": np.int32,
+    "parents": np.int32,
+    "log_values": np.float32,
+    "is_node": np.bool_,
 }
+"""The fields that every tree has, and their types."""
 
 
 def check_output(where: str, output: Any, tokens: jax.Array) -> None:
@@ -42,9 +44,9 @@ def check_logits(where: str, logits: jax.Array, batch: int) -> None:
 def check_tree(where: str, tree: DraftTree, batch: int) -> None:
     """Raises unless the fields of a tree are `[B, N]`, with one `N` for all."""
     nodes = (batch, tree.tokens.shape[-1])
-    found = {name: getattr(tree, name) for name in _TREE_TYPES}
+    found = {name: getattr(tree, name) for name in TREE_TYPES}
     wanted = {
-        name: jax.ShapeDtypeStruct(nodes, dtype) for name, dtype in _TREE_TYPES.items()
+        name: jax.ShapeDtypeStruct(nodes, dtype) for name, dtype in TREE_TYPES.items()
     }
     if (drawn := tree.draft_logits) is not None:
         found["draft_logits"], wanted["draft_logits"] = drawn, _like(drawn, *nodes)

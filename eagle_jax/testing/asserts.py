@@ -6,14 +6,8 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from eagle_jax.interface.checks import TREE_TYPES
 from eagle_jax.tree.structure import NO_PARENT, ROOT, DraftTree
-
-_FIELDS = {
-    "tokens": np.int32,
-    "parents": np.int32,
-    "log_values": np.float32,
-    "is_node": np.bool_,
-}
 
 _CONTEXT = 3
 
@@ -35,7 +29,7 @@ def assert_valid_tree(tree: DraftTree) -> None:
     Raises:
         AssertionError: If the tree breaks a rule; names the node and its values.
     """
-    fields = {name: np.asarray(getattr(tree, name)) for name in _FIELDS}
+    fields = {name: np.asarray(getattr(tree, name)) for name in TREE_TYPES}
     _check_fields(fields)
     tokens, parents, log_values, is_node = fields.values()
     check(
@@ -137,7 +131,7 @@ def _check_fields(fields: dict[str, np.ndarray]) -> None:
     """Checks shapes and dtypes, before anything is indexed."""
     shape = (len(fields["tokens"]) if fields["tokens"].ndim else 0,)
     check(shape[0] >= 1, "tokens must have shape [N] with at least the root")
-    for name, dtype in _FIELDS.items():
+    for name, dtype in TREE_TYPES.items():
         field = fields[name]
         check(
             field.shape == shape and field.dtype == dtype,
