@@ -10,19 +10,12 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.constraints import find_forbidden, process
 from eagle_jax.decoding import chunked_prefill
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import advance_until, generate_growing
 from eagle_jax.decoding.requests import Requests
-from eagle_jax.decoding.state import (
-    DecodeState,
-    emit,
-    record_logprobs,
-    record_round,
-)
+from eagle_jax.decoding.state import DecodeState, record_round
 from eagle_jax.interface import Params
-from eagle_jax.sampling import choose_tokens
 
 
 def generate(
@@ -77,20 +70,11 @@ def decode_step(decoder: Decoder, params: Params, state: DecodeState) -> DecodeS
 
 def step(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
     """Emits one token per running row: a round without a tree."""
-    target, cache, rows = decoder.target, state.target_cache, state.rows
+    target, cache = decoder.target, state.target_cache
     tokens, positions = state.root[:, None], (state.lengths - 1)[:, None]
     output = target.forward(params.target, tokens, positions, None, cache)
-    guide = decoder.guide(params, state)
     raw = target.unembed(params.target, output.hidden[:, 0])
-    logits = process(guide, raw)
-    chosen = choose_tokens(
-        rows.sampling, rows.keys, logits, state.lengths, greedy=decoder.is_greedy
-    )
-
     state = record_round(state, jnp.zeros_like(state.lengths))
-    added, path = chosen[:, None], jnp.zeros_like(positions)
-    is_forbidden = find_forbidden(guide, logits[:, None], path, added)
-    state, taken = emit(state, added, jnp.ones_like(chosen), guide, is_forbidden)
-    state = record_logprobs(state, raw, logits, added, taken)
-    cache = target.commit(cache, output.entries, path, taken)
+    state, taken = chunked_prefill.emit_next(decoder, params, state, raw)
+    cache = target.commit(cache, output.entries, jnp.zeros_like(positions), taken)
     return dataclasses.replace(state, target_cache=cache)

@@ -275,12 +275,28 @@ def finish_prefill(
         constraint_state=decoder.init_constraint(params, batch),
         logprobs=state.logprobs,
     )
-    guide = decoder.guide(params, begun)
-    logits, greedy = process(guide, raw), decoder.is_greedy
-    first = choose_tokens(
-        begun.rows.sampling, begun.rows.keys, logits, lengths, greedy=greedy
+    return emit_next(decoder, params, begun, raw)[0]
+
+
+def emit_next(
+    decoder: Decoder, params: Params, state: DecodeState, raw: jax.Array
+) -> tuple[DecodeState, jax.Array]:
+    """Chooses and appends each running row's next token.
+
+    Args:
+        decoder: The decoder. Static.
+        params: The parameters, of which a constraint's are read.
+        state: The state of texts without these tokens.
+        raw: `[B, V]` float32, the target's logits after the texts.
+
+    Returns:
+        The new state, and how many tokens each row took, `[B]` int32: 0 or 1.
+    """
+    guide, rows = decoder.guide(params, state), state.rows
+    logits, one = process(guide, raw), jnp.ones_like(state.lengths)
+    chosen = choose_tokens(
+        rows.sampling, rows.keys, logits, state.lengths, greedy=decoder.is_greedy
     )[:, None]
-    one = jnp.ones(batch, jnp.int32)
-    is_forbidden = find_forbidden(guide, logits[:, None], one[:, None] - 1, first)
-    begun, taken = emit(begun, first, one, guide, is_forbidden)
-    return record_logprobs(begun, raw, logits, first, taken)
+    is_forbidden = find_forbidden(guide, logits[:, None], one[:, None] - 1, chosen)
+    state, taken = emit(state, chosen, one, guide, is_forbidden)
+    return record_logprobs(state, raw, logits, chosen, taken), taken
