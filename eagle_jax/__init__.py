@@ -35,9 +35,8 @@ from eagle_jax.drafting import (
     TreeDrafter,
 )
 from eagle_jax.errors import InputError
-from eagle_jax.heads.eagle.draft import EagleHead
-from eagle_jax.heads.eagle.model import EagleHeadConfig
-from eagle_jax.heads.eagle3.draft import Eagle3Head
+from eagle_jax.heads.eagle import EagleHead, EagleHeadConfig
+from eagle_jax.heads.eagle3.head import Eagle3Head
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
 from eagle_jax.interface import Drafter, Draws, Params, Target, TargetOutput, Verified
 from eagle_jax.models.cache import append_rows

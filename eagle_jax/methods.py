@@ -44,13 +44,14 @@ class Weights:
     """A kind of weights that methods draft with.
 
     Attributes:
-        kind: The name of the kind.
+        kinds: The kinds of heads that these weights may be, see `HEADS`; of weights
+            that are no head, their name.
         description: What these weights are, in words.
         embedded: The folder of the embedded pair's own; `None` if it has none.
         has_vocabulary: Whether they can draft some tokens alone (`draft_vocabulary`).
     """
 
-    kind: str
+    kinds: tuple[str, ...]
     description: str
     embedded: Path | None = None
     has_vocabulary: bool = False
@@ -58,7 +59,7 @@ class Weights:
     @property
     def option(self) -> str:
         """The setting that names them where a run may need several kinds."""
-        return "draft" if self is EAGLE else self.kind.replace("-", "_")
+        return "draft" if self is EAGLE else self.kinds[0].replace("-", "_")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -263,17 +264,17 @@ _TREES = (
     "3/2/1 5/4/1 8/7/1 6/3/2 10/5/2 16/7/2 10/4/4 16/5/4 26/6/4 32/6/6 48/7/6 60/6/10"
 )
 EAGLE = Weights(
-    kind="eagle",
+    kinds=("eagle3", "eagle2"),
     description="the EAGLE head of this target",
     embedded=assets.HEAD,
     has_vocabulary=True,
 )
-MEDUSA = Weights(kind="medusa", description="the Medusa heads of this target")
-HYDRA = Weights(kind="hydra", description="the Hydra heads of this target")
-DFLASH = Weights(kind="dflash", description="the DFlash head of this target")
-DSPARK = Weights(kind="dspark", description="the DSpark head of this target")
+MEDUSA = Weights(kinds=("medusa",), description="the Medusa heads of this target")
+HYDRA = Weights(kinds=("hydra",), description="the Hydra heads of this target")
+DFLASH = Weights(kinds=("dflash",), description="the DFlash head of this target")
+DSPARK = Weights(kinds=("dspark",), description="the DSpark head of this target")
 SMALL_MODEL = Weights(
-    kind="small-model",
+    kinds=("small-model",),
     description="a smaller model with the target's tokenizer",
     embedded=assets.SMALL,
 )

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 import eagle_jax
-from eagle_jax.heads.eagle.loss import EagleLoss
+from eagle_jax.heads.eagle import EagleLoss
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.testing import assert_same_tokens
 from eagle_jax.training.config import OptimizerConfig
@@ -33,8 +33,10 @@ LAYER = eagle_jax.LayerConfig(
     rms_norm_eps=1e-5,
     rope=eagle_jax.RopeConfig(theta=10000.0),
 )
-HEAD = eagle_jax.EagleHeadConfig(
-    layer=LAYER, vocab_size=len(WORDS), max_positions=len(TEXT)
+HEAD = eagle_jax.EagleHead(
+    config=eagle_jax.EagleHeadConfig(
+        layer=LAYER, vocab_size=len(WORDS), max_positions=len(TEXT)
+    )
 )
 TREE = eagle_jax.TreeConfig(num_nodes=12, depth=5, width=3)
 PROMPT = 7
@@ -69,10 +71,9 @@ def write_texts(params: Any, num_texts: int) -> PackedRows:
 
 def decode(params: Any, head: Any) -> list[float]:
     """Returns tokens per round, greedy and sampled; the text is plain decoding's."""
-    model = eagle_jax.EagleHead(config=HEAD)
-    drafter = eagle_jax.TreeDrafter(model=model, tree=TREE)
+    drafter = eagle_jax.TreeDrafter(model=HEAD, tree=TREE)
     decoder = eagle_jax.Decoder(target=OwnTarget(), drafter=drafter)
-    both = eagle_jax.Params(target=params, drafter=model.join(head, tables(params)))
+    both = eagle_jax.Params(target=params, drafter=HEAD.join(head, tables(params)))
     requests = requests_of(range(1000, 1002), [0.0, 1.0])  # Seeds of no training text.
     drafted = eagle_jax.generate(decoder, both, requests)
     plain = eagle_jax.autoregressive.generate(decoder, both, requests)

@@ -22,7 +22,7 @@ from tunix.rl.rl_cluster import ClusterConfig, RLCluster, RLTrainingConfig, Role
 from tunix.rl.rollout.base_rollout import RolloutConfig
 
 import eagle_jax
-from eagle_jax.heads.eagle.loss import EagleLoss
+from eagle_jax.heads.eagle import EagleLoss
 from eagle_jax.training.config import OptimizerConfig
 from eagle_jax.training.step import StepConfig
 from examples.own_target import RHYME, WORDS
@@ -77,8 +77,10 @@ def make_worker(model: Qwen3, tree: eagle_jax.TreeConfig) -> functools.partial:
     )
     learning = StepConfig(
         target=make_target(model),
-        head=eagle_jax.EagleHeadConfig(
-            layer=layer, vocab_size=VOCABULARY, max_positions=64
+        head=eagle_jax.EagleHead(
+            config=eagle_jax.EagleHeadConfig(
+                layer=layer, vocab_size=VOCABULARY, max_positions=64
+            )
         ),
         loss=EagleLoss(),
         optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=10),

@@ -132,7 +132,7 @@ class EagleRollout(VanillaRollout):
         self._everywhere = jax.sharding.NamedSharding(
             mesh, jax.sharding.PartitionSpec()
         )
-        self._model = eagle_jax.EagleHead(config=learning.head)
+        self._model: Any = learning.head
         self._decoder = eagle_jax.Decoder(
             target=learning.target,
             drafter=eagle_jax.TreeDrafter(model=self._model, tree=tree),

@@ -17,7 +17,6 @@ from tunix.models.qwen3.model import ModelConfig, Qwen3
 
 import eagle_jax
 from eagle_jax.adapters import CacheWritingTarget
-from eagle_jax.heads.eagle import model as eagle_head
 from eagle_jax.heads.feature import HeadParams
 from eagle_jax.sampling import draw_tokens, position_noise
 from eagle_jax.testing import assert_same_tokens
@@ -69,15 +68,16 @@ def make_drafter(model: Qwen3) -> tuple[eagle_jax.Drafter, HeadParams]:
         vocab_size=VOCABULARY,
         max_positions=2048,
     )
+    head = eagle_jax.EagleHead(config=config)
     params = HeadParams(
-        head=eagle_head.init_params(jax.random.key(0), config),
+        head=head.init(jax.random.key(0)),
         embedding=model.embedder.input_embedding[...],
         output_head=model.lm_head.w[...],
     )
     tree = eagle_jax.TreeConfig(num_nodes=8, depth=3, width=2)
-    head = eagle_jax.TreeDrafter(model=eagle_jax.EagleHead(config=config), tree=tree)
     lookup = eagle_jax.LookupDrafter(depth=4)
-    return eagle_jax.SwitchDrafter(first=lookup, second=head, min_match=2), params
+    second = eagle_jax.TreeDrafter(model=head, tree=tree)
+    return eagle_jax.SwitchDrafter(first=lookup, second=second, min_match=2), params
 
 
 class Numbers:

@@ -15,9 +15,7 @@ from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.engine.tokenizer import load_tokenizer
-from eagle_jax.heads.eagle import model as eagle_head
-from eagle_jax.heads.eagle.draft import EagleHead
-from eagle_jax.heads.eagle.model import EagleHeadConfig, EagleHeadParams
+from eagle_jax.heads.eagle import EagleHead, EagleHeadConfig, EagleHeadParams
 from eagle_jax.interface import Params
 from eagle_jax.models.transformer import Transformer, TransformerParams
 from tests.heads.samples import load_head
@@ -58,7 +56,7 @@ def load_stories(shared: Path) -> Stories:
         target_params=params,
         head=head,
         trained=trained,
-        random=eagle_head.init_params(jax.random.key(0), head),
+        random=EagleHead(config=head).init(jax.random.key(0)),
         tokenizer=tokenizer,
         openings=[tokenizer(opening).input_ids for opening in openings],
     )

@@ -15,7 +15,7 @@ from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.drafting import TreeDrafter
-from eagle_jax.heads.eagle import model as eagle_head
+from eagle_jax.heads.eagle import EagleHead
 from eagle_jax.interface import Params
 from eagle_jax.prng import make_key, own_keys
 from eagle_jax.sampling import position_noise
@@ -114,7 +114,7 @@ def test_random_weights_of_one_stack_are_independent(implementation: str) -> Non
     keys = jax.random.split(jax.random.key(1), 2)
 
     def weights(key: jax.Array) -> jax.Array:
-        return eagle_head.init_params(key, tiny.HEAD).fc
+        return EagleHead(config=tiny.HEAD).init(key).fc
 
     each = jnp.stack([weights(key) for key in keys])
     # Other draws differ by 0.02; programs of other shapes round in another way.

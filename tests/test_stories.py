@@ -16,7 +16,7 @@ from eagle_jax.drafting import (
     SwitchDrafter,
     TreeDrafter,
 )
-from eagle_jax.heads.eagle.draft import EagleHead
+from eagle_jax.heads.eagle import EagleHead
 from eagle_jax.interface import Params
 from eagle_jax.processors import ProcessorConfig
 from eagle_jax.testing import assert_same_tokens

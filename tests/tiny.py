@@ -6,18 +6,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.config import TreeConfig
 from eagle_jax.drafting import TreeDrafter
-from eagle_jax.heads import head_of
-from eagle_jax.heads.block.draft import BlockHead
+from eagle_jax.heads import HEADS
+from eagle_jax.heads.block.head import DFlashHead, DSparkHead
 from eagle_jax.heads.block.model import BlockHeadConfig, DSparkHeadConfig
-from eagle_jax.heads.eagle import model as eagle_head
-from eagle_jax.heads.eagle.draft import EagleHead
-from eagle_jax.heads.eagle.model import EagleHeadConfig
-from eagle_jax.heads.hydra.draft import HydraHeads, PrefixHydraHeads
-from eagle_jax.heads.hydra.model import HydraConfig
-from eagle_jax.heads.medusa.draft import MedusaHeads
-from eagle_jax.heads.medusa.model import MedusaConfig
+from eagle_jax.heads.eagle import EagleHead, EagleHeadConfig
+from eagle_jax.heads.hydra import HydraConfig, HydraHeads
+from eagle_jax.heads.medusa import MedusaConfig, MedusaHeads
 from eagle_jax.interface import Params
 from eagle_jax.models import transformer
 from eagle_jax.models.layers import LayerConfig
@@ -99,8 +96,14 @@ def target_params(
 def head_params(config: EagleHeadConfig, target: Any, dtype: str = "float32") -> Any:
     """Weights of a head that borrows its target's tables."""
     return EagleHead.join(
-        eagle_head.init_params(jax.random.key(1), config, dtype), target
+        EagleHead(config=config).init(jax.random.key(1), dtype), target
     )
+
+
+def head_of(config: Any) -> Any:
+    """A head of these sizes."""
+    kinds = {kind.Config: kind for kind in HEADS.values()}
+    return kinds[type(config)](config=config)
 
 
 def medusa(vocab_size: int, *, has_output_heads: bool = True) -> MedusaHeads:
@@ -116,19 +119,20 @@ def medusa(vocab_size: int, *, has_output_heads: bool = True) -> MedusaHeads:
     )
 
 
-def hydra(vocab_size: int, *, has_prefix: bool) -> HydraHeads | PrefixHydraHeads:
+def hydra(vocab_size: int, *, has_prefix: bool) -> HydraHeads:
     """Three Hydra heads for a target of `LAYER`, maybe behind such a layer."""
-    config = HydraConfig(
-        num_heads=3,
-        num_layers=2,
-        hidden_size=LAYER.hidden_size,
-        vocab_size=vocab_size,
-        layer=LAYER if has_prefix else None,
+    return HydraHeads(
+        config=HydraConfig(
+            num_heads=3,
+            num_layers=2,
+            hidden_size=LAYER.hidden_size,
+            vocab_size=vocab_size,
+            layer=LAYER if has_prefix else None,
+        )
     )
-    return PrefixHydraHeads(config=config) if has_prefix else HydraHeads(config=config)
 
 
-def block(vocab_size: int, *, is_next: bool, **changes: Any) -> BlockHead:
+def block(vocab_size: int, *, is_next: bool, **changes: Any) -> DFlashHead:
     """A block head of two layers that drafts four levels for a target of one layer.
 
     Rows predict their own token, or the next one, with a Markov head, too.
@@ -142,15 +146,15 @@ def block(vocab_size: int, *, is_next: bool, **changes: Any) -> BlockHead:
     }
     if is_next:
         usual |= {"markov_rank": 3, "has_confidence": True}
-    kind = DSparkHeadConfig if is_next else BlockHeadConfig
-    return BlockHead(config=kind(**sizes(vocab_size=vocab_size, **(usual | changes))))
+    given = sizes(vocab_size=vocab_size, **(usual | changes))
+    if is_next:
+        return DSparkHead(config=DSparkHeadConfig(**given))
+    return DFlashHead(config=BlockHeadConfig(**given))
 
 
 def heads_params(heads: Any, target: Any) -> Any:
     """Weights of heads that borrow their target's tables, none of them zero or one."""
-    init = head_of(heads.config).init
-    shapes = jax.eval_shape(lambda key: init(key, heads.config), jax.random.key(0))
-    return heads.join(random_like(shapes), target)
+    return heads.join(random_like(shapes_of(heads.init)), target)
 
 
 def pair(

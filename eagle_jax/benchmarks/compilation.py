@@ -22,8 +22,8 @@ from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests, round_up_slots
 from eagle_jax.drafting import TreeDrafter
-from eagle_jax.heads import HEADS
-from eagle_jax.heads.eagle.loss import EagleLoss
+from eagle_jax.heads import HEADS, Head
+from eagle_jax.heads.eagle import EagleLoss
 from eagle_jax.heads.eagle3.head import Eagle3Settings
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.interface import Params
@@ -33,7 +33,7 @@ from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.parallel import MeshShape, PairSharding, shard_pair
 from eagle_jax.prng import make_key
 from eagle_jax.testing import programs
-from eagle_jax.training.config import DataConfig, TrainConfig, new_sizes
+from eagle_jax.training.config import DataConfig, TrainConfig, new_head
 from eagle_jax.training.step import (
     StepConfig,
     TrainState,
@@ -45,8 +45,8 @@ from eagle_jax.training.step import (
 
 STEPS: dict[str, TrainConfig] = {
     **{
-        f"training step, {name}": TrainConfig(head=head.settings())
-        for name, head in HEADS.items()
+        f"training step, {name}": TrainConfig(head=kind.Settings())
+        for name, kind in HEADS.items()
     },
     "training step, alignment 3": TrainConfig(
         loss=EagleLoss(alignment=3, top_k_loss=10)
@@ -110,10 +110,10 @@ class Case:
     kind: str = "eagle2"
 
     @property
-    def head(self) -> Any:
-        """The sizes of its head, the published ones."""
-        settings = HEADS[self.kind].settings()
-        return new_sizes(self.target, TrainConfig(head=settings))
+    def head(self) -> Head:
+        """Its head, of the published sizes."""
+        config = TrainConfig(head=HEADS[self.kind].Settings())
+        return dataclasses.replace(new_head(self.target, config), dtype=self.dtype)
 
     @property
     def num_slots(self) -> int:
@@ -225,10 +225,9 @@ def _devices(case: Case) -> Any:
 def _decoding(
     case: Case, sharding: PairSharding, params: Params, only: Sequence[str]
 ) -> Iterator[Report]:
-    kind, head = HEADS[case.kind], case.head
-    target = Transformer(config=kind.target(case.target, head), dtype=case.dtype)
-    model = kind.model(head, case.dtype)
-    drafter = TreeDrafter(model=model, tree=case.tree)
+    config = case.head.with_features(case.target)
+    target = Transformer(config=config, dtype=case.dtype)
+    drafter = TreeDrafter(model=case.head, tree=case.tree)
     requests = make_requests(
         [[1] * case.prompt_length] * case.batch_size,
         max_new_tokens=case.max_length - case.prompt_length,
@@ -263,7 +262,7 @@ def _training(
 ) -> Report:
     """Compiles a step, sharded as a run of `training.loop` shards it."""
     config = _step_config(case, STEPS[program])
-    layer = getattr(config.head, "layer", None) or case.target.layer
+    layer = getattr(config.head.config, "layer", None) or case.target.layer
     shapes = jax.eval_shape(lambda: init_state(config, 0))
     sharding = sharding.with_drafter(layer, shapes.params)
     shardings = state_shardings(config, sharding)
@@ -292,15 +291,16 @@ def _training(
 
 def _step_config(case: Case, config: TrainConfig) -> StepConfig:
     """Returns the static settings of a step, with a head of the published sizes."""
-    head = config.head
-    if isinstance(head, Eagle3Settings) and case.target.num_layers < _ENOUGH_LAYERS:
-        head = dataclasses.replace(head, feature_layers="0 1 2")
+    settings = config.head
+    if isinstance(settings, Eagle3Settings) and case.target.num_layers < _ENOUGH_LAYERS:
+        settings = dataclasses.replace(settings, feature_layers="0 1 2")
     data = DataConfig(row_length=case.row_length)
-    sizes = new_sizes(case.target, dataclasses.replace(config, head=head, data=data))
-    target = config.kind.target(case.target, sizes)
+    new = dataclasses.replace(config, head=settings, data=data)
+    head = new_head(case.target, new)
+    target = head.with_features(case.target)
     return StepConfig(
         target=Transformer(config=target, dtype=case.dtype),
-        head=sizes,
+        head=head,
         loss=config.loss,
         optimizer=config.optimizer,
         steps=10_000,
@@ -360,17 +360,15 @@ def _caches(state: Any) -> list[Any]:
 def _sharded_params(case: Case, devices: Any) -> tuple[PairSharding, Params]:
     """Returns the sharding on the topology, and the sharded shapes of all weights."""
 
-    def shapes(init: Any, config: Any) -> Any:
-        return jax.eval_shape(lambda: init(make_key(0), config, case.dtype))
+    def shapes(init: Any, *sizes: Any) -> Any:
+        return jax.eval_shape(lambda: init(make_key(0), *sizes, case.dtype))
 
     weights = shapes(transformer.init_params, case.target)
-    kind = HEADS[case.kind]
-    head = shapes(kind.init, case.head)
     sharding = shard_pair(
         case.mesh, case.target, batch_size=case.batch_size, devices=devices
     )
-    joined = kind.model(case.head).join(head, weights)
-    sharding = sharding.with_drafter(case.head.layer, joined)
+    joined = case.head.join(shapes(case.head.init), weights)
+    sharding = sharding.with_drafter(case.head.config.layer, joined)
     params = Params(
         target=_with(weights, sharding.target_shardings(weights)),
         drafter=_with(joined, sharding.drafter_shardings(joined)),

@@ -52,17 +52,15 @@ def _random_draft(
     target: TransformerConfig, dtype: str, weights: Weights
 ) -> DraftSource:
     """Returns heads, as many as are published, with layers of the target's."""
-    # Of a family with several kinds, the one that reads any target.
-    kinds = [head for head in HEADS.values() if head.family == weights.kind]
-    head = kinds[-1]
-    sizes = head.new(target, head.settings(), target.max_positions)
-    model = head.model(sizes, dtype)
+    kind = HEADS[weights.kinds[-1]]  # Of several, the one that reads any target.
+    sizes = kind.default_config(target, kind.Settings(), target.max_positions)
+    model = kind(config=sizes, dtype=dtype)
 
     def make_heads(
         target_params: TransformerParams, sharding: PairSharding | None
     ) -> Any:
-        shardings = draft_shardings(sharding, head.init, sizes)
-        params = jax.device_put(head.init(make_key(1), sizes, dtype), shardings)
+        shardings = draft_shardings(sharding, model.init, sizes)
+        params = jax.device_put(model.init(make_key(1), dtype), shardings)
         return model.join(params, target_params)
 
     return DraftSource(model=model, read=make_heads)

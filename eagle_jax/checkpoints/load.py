@@ -195,9 +195,9 @@ def check_max_length(target: TransformerConfig, max_length: int) -> None:
         )
 
 
-def shapes_of(init: Callable[..., Tree], config: Any) -> Tree:
+def shapes_of(init: Callable[..., Tree], *sizes: Any) -> Tree:
     """Returns the shapes of the weights that `init` makes, without making any."""
-    return jax.eval_shape(lambda: init(make_key(0), config))
+    return jax.eval_shape(lambda: init(make_key(0), *sizes))
 
 
 def load_params(

@@ -88,7 +88,7 @@ def _export(arguments: argparse.Namespace, folder: Path) -> int:
     given = arguments.checkpoint or arguments.head
     target = None if arguments.target is None else resolve(arguments.target)
     head = open_head(folder, None if target is None else open_whole(target)[0])
-    layouts = head.head.layouts(head.config)
+    layouts = head.head.tensor_names()
     if arguments.prefix is not None and arguments.prefix not in layouts:
         raise InputError(f"--prefix is for an EAGLE-3 head, and {given} holds another")
     if target is not None:
@@ -101,7 +101,7 @@ def _export(arguments: argparse.Namespace, folder: Path) -> int:
             f"warning: torch is not installed: no {name}, which the official code reads"
         )
     say(f"exporting {given}")
-    layer = getattr(head.config, "layer", None)
+    layer = getattr(head.head.config, "layer", None)
     if layer is not None and layer.rope.kind not in ("default", "linear"):
         say(
             f"warning: the official code knows no {layer.rope.kind} rotary embeddings: "
@@ -115,7 +115,7 @@ def _export(arguments: argparse.Namespace, folder: Path) -> int:
         also=lambda new: _copy_calibration(folder, new),
         overwrite=arguments.overwrite,
     )
-    export_head(output, head.config, params, how, arguments.prefix)
+    export_head(output, head.head, params, how, arguments.prefix)
     files = ", ".join(sorted(path.name for path in output.iterdir()))
     print(f"wrote {output}: {files}; weights in {stored}")
     return 0
@@ -128,8 +128,8 @@ def _copy_calibration(head: Path, new: Path) -> None:
 
 def _with_embedding(params: Any, head: OpenHead, target: Path | None) -> Any:
     """Returns the head, with the target's table where published folders hold one."""
-    has_table = not head.head.has_published_table or params.embedding is not None
-    if target is None or has_table:
+    wants_table = getattr(head.head.Settings, "include_embedding", False)
+    if target is None or not wants_table or params.embedding is not None:
         return params
     table = read_embedding(target, params.fc.dtype.name)
     return dataclasses.replace(params, embedding=table)

@@ -32,10 +32,9 @@ from eagle_jax.errors import InputError
 from eagle_jax.evaluation.fit import calibrate_pair, calibration_file
 from eagle_jax.files import write_json
 from eagle_jax.heads import HEADS
-from eagle_jax.heads.block.head import BlockSettings, DSparkSettings
+from eagle_jax.heads.block.head import BlockSettings, DFlashHead, DSparkSettings
 from eagle_jax.heads.block.loss import BlockLoss
-from eagle_jax.heads.block.model import BlockHeadConfig
-from eagle_jax.heads.eagle.loss import EagleLoss
+from eagle_jax.heads.eagle import EagleLoss
 from eagle_jax.heads.eagle3.head import Eagle3Settings
 from eagle_jax.heads.settings import ChainLoss, FeatureSettings, LevelSettings
 from eagle_jax.training.checkpoint import writing_run
@@ -110,7 +109,7 @@ def _config(arguments: argparse.Namespace) -> TrainConfig:
                 f"{path} has settings of a head of kind {config.head.kind}, which "
                 f"--kind {kind} is not; leave the flag out, or give another file"
             )
-        settings = HEADS[kind].settings()
+        settings = HEADS[kind].Settings()
         config = dataclasses.replace(config, head=settings, loss=None)
     known = vars(config.head) | vars(config.loss)
     for name in " ".join(_OF_KINDS.values()).split():
@@ -130,7 +129,7 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
     job = TrainJob(**{name: getattr(arguments, name) for name in names})
     trained = train_head(job, config, **shown)
     # Trees of a block cost no further pass: what ranks them is all there is.
-    is_block = isinstance(trained.step_config.head, BlockHeadConfig)
+    is_block = isinstance(trained.step_config.head, DFlashHead)
     if is_block and jax.process_count() == 1:
         _calibrate(arguments.target, trained)
     if is_first:
@@ -149,7 +148,7 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
 
 def _calibrate(target: str, trained: Trained) -> None:
     """Fits the confidences of a head to the held-out prompts, beside its weights."""
-    run, levels = trained.config.run, trained.step_config.head.num_levels
+    run, levels = trained.config.run, trained.step_config.head.max_levels or 8
     tree = TreeConfig(num_nodes=60, depth=min(levels, 8), width=6, calibration="none")
     config = PairConfig(
         tree=tree,

@@ -19,7 +19,7 @@ from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.fit_check import FirstRounds
 from eagle_jax.engine.tokenizer import load_tokenizer
 from eagle_jax.errors import InputError
-from eagle_jax.heads import find_head, find_kind, open_head, open_whole
+from eagle_jax.heads import find_head, open_head, open_whole
 from eagle_jax.heads.eagle.vocabulary import read_vocabulary
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.methods import METHODS, SMALL_MODEL, Context, Method, Weights
@@ -221,13 +221,12 @@ class PairSource:
         drafter_params: Any = ()
         if self.draft is not None:
             drafter_params = self._read_draft(self.draft, target_params, sharding)
-            sizes = _sizes(self.draft.model)
-            head = find_kind(sizes)
-            if head is not None:  # The target gives the features that it reads.
-                config = head.target(self.config, sizes)
+            model: Any = self.draft.model
+            if not isinstance(model, SmallModel):  # It reads features of the target's.
+                config = model.with_features(self.config)
                 target = dataclasses.replace(target, config=config)
             if sharding is not None:
-                layer = getattr(sizes, "layer", None)
+                layer = getattr(_sizes(model), "layer", None)
                 sharding = sharding.with_drafter(layer, drafter_params)
         return LoadedPair(
             target=target,
@@ -319,7 +318,8 @@ def _open_draft(
     """Opens a model that drafts for a target that is opened already."""
     folder = checkpoints.resolve(name)
     head = find_head(folder)
-    if (head.family if head else SMALL_MODEL.kind) != weights.kind:
+    fits = head.name in weights.kinds if head else weights is SMALL_MODEL
+    if not fits:
         methods = [row.name for row in METHODS.values() if row.weights is weights]
         needs = "methods {} need" if len(methods) > 1 else "method {} needs"
         raise InputError(
@@ -335,21 +335,22 @@ def _open_draft(
             )
 
         def read_small(_: TransformerParams, sharding: PairSharding | None) -> Any:
-            shardings = draft_shardings(sharding, transformer.init_params, small)
+            init = functools.partial(transformer.init_params, config=small)
+            shardings = draft_shardings(sharding, init, small)
             return checkpoints.load_target(folder, dtype, shardings)[1]
 
         decoder = Transformer(config=small, dtype=dtype)
         drafted = SmallModel(target=decoder, vocab_size=small.vocab_size)
         return DraftSource(model=drafted, read=read_small, folder=folder)
     opened = open_head(folder, target)
-    model = head.model(opened.config, dtype)
+    model = dataclasses.replace(opened.head, dtype=dtype)
 
     def read_head(
         target_params: TransformerParams, sharding: PairSharding | None
     ) -> Any:
-        shardings = draft_shardings(sharding, head.init, opened.config)
+        shardings = draft_shardings(sharding, model.init, model.config)
         params = opened.load(target_params, dtype, shardings)
         return model.join(params, target_params)
 
-    said = head.describe(target, opened.config)
+    said = model.describe(target)
     return DraftSource(model=model, read=read_head, folder=folder, description=said)

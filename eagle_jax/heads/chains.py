@@ -8,42 +8,28 @@ harmonised context alignment of HASS (section 3.2), whose pass `n + 1` it is, re
 where the true features end, and the training-time test of EAGLE-3 (section 3.2).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.heads.rows import PackedRows
+from eagle_jax.heads.feature import FeatureHead
+from eagle_jax.heads.rows import PackedRows, segment_mask
 from eagle_jax.models.cache import KeyValues
 from eagle_jax.models.layers import finish, project
 from eagle_jax.models.linear import precision_of
 from eagle_jax.models.rope import rotary_tables
 
-LayerInputs = Callable[..., tuple[jax.Array, jax.Array]]
-"""A function like `eagle.model.layer_inputs`."""
-
-Recycle = Callable[[Any, Any, jax.Array], jax.Array]
-"""A function from weights, sizes and a level's outputs to the next level's features."""
-
-
-def segment_mask(segments: jax.Array) -> jax.Array:
-    """Returns the attention mask, `[B, T, T]` bool: causal inside each segment."""
-    length = segments.shape[1]
-    same = segments[:, :, None] == segments[:, None, :]
-    return same & jnp.tri(length, dtype=bool)
-
 
 def draft_chains(
-    functions: tuple[LayerInputs, Recycle],
+    head: FeatureHead,
     params: Any,
-    config: Any,
     table: jax.Array,
     features: jax.Array,
     rows: PackedRows,
     *,
     steps: int,
-    window: int | None = None,
 ) -> list[jax.Array]:
     """Drafts `steps` levels of a chain from every position, with the text's tokens.
 
@@ -51,23 +37,18 @@ def draft_chains(
     is unspecified; mask it out of the loss.
 
     Args:
-        functions: The head's own, see `LayerInputs` and `Recycle`; HASS lets no
-            gradient through from level to level, EAGLE-3 does. Static.
-        params: The head's weights, in the type to compute in.
-        config: The head's sizes. Static.
+        head: The head. Static.
+        params: Its weights, in the type to compute in.
         table: `[V, E]`, the embedding table.
         features: `[B, T, E]`, the true features at the head's width.
         rows: The rows, `[B, T]` fields.
         steps: The number of levels, at least 1. Static.
-        window: The number of pairs that a pair sees, itself included; `None` for all
-            before it. Static.
 
     Returns:
         The outputs `[B, T, E]` of each level; those of level `n`, counted from 0, at
         position `i` predict what the target says of token `i + n + 2`.
     """
-    layer_inputs, recycle = functions
-    layer = config.layer
+    layer, window = head.config.layer, head.sliding_window
     mask = segment_mask(rows.segments)
     distance = jnp.arange(mask.shape[1])[:, None] - jnp.arange(mask.shape[1])
     layers = params.layer, *getattr(params, "later_layers", ())
@@ -76,7 +57,7 @@ def draft_chains(
     for step in range(steps):
         tokens = jnp.roll(rows.tokens, -step - 1, axis=1)
         embedded = table[tokens].astype(features.dtype)
-        x, inputs = layer_inputs(params, config, embedded, features)
+        x, inputs = head.layer_inputs(params, embedded, features)
         rotary = rotary_tables(rows.positions + step, layer.rope, layer.head_dim)
         seen = mask if window is None else mask & (distance + step < window)
         for weights, known in zip(layers, entries, strict=True):
@@ -85,7 +66,7 @@ def draft_chains(
             own = known[1:] if window is None else known[1:][-window:]
             x = inputs = finish(weights, layer, x, _attend(query, known[0], seen, own))
         outputs.append(x)
-        features = recycle(params, config, x)
+        features = head.recycle(params, x)
     return outputs
 
 

@@ -1,14 +1,15 @@
 """What heads of several kinds have in common as draft models."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax.drafting.model import read_waiting
+from eagle_jax.heads.head import Head
 from eagle_jax.interface import PromptChunk
 from eagle_jax.interface.ordering import after
 from eagle_jax.models import cache as kv
@@ -79,28 +80,13 @@ class EagleState:
     count: jax.Array
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FeatureHead:
+class FeatureHead(Head):
     """A head of decoder layers, mostly one, that continues the target's features.
 
     Its outputs are features that it reads again for the next level, `X = E`.
-
-    Attributes:
-        config: The head's sizes.
-        dtype: The type of its cache and features.
-        layer_inputs: The function from weights, sizes, embeddings and features to what
-            the first layer reads, see `eagle.model.layer_inputs`. Static.
     """
 
-    config: Any
-    dtype: str = "float32"
-    layer_inputs: ClassVar[Callable[..., tuple[jax.Array, jax.Array]]]
     join = staticmethod(join)
-
-    @property
-    def vocab_size(self) -> int:
-        """See `DraftModel.vocab_size`."""
-        return self.config.vocab_size
 
     @property
     def max_levels(self) -> int | None:
@@ -122,10 +108,33 @@ class FeatureHead:
         """The number of decoder layers."""
         return 1
 
-    def fuse(self, params: HeadParams, features: jax.Array) -> jax.Array:
+    def fuse(self, params: Any, features: jax.Array) -> jax.Array:
         """Returns features `[..., F]` of the target at the head's width, `[..., E]`."""
         del params
         return features
+
+    def layer_inputs(
+        self, params: Any, embeddings: jax.Array, features: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the residual stream before the first layer, and what q, k and v read.
+
+        Args:
+            params: The head's weights.
+            embeddings: `[B, T, E]`, the embeddings of the pairs' tokens.
+            features: `[B, T, E]`, the target's features, from `fuse`, or the head's own
+                output for the parent, from `recycle`.
+        """
+        raise NotImplementedError
+
+    def recycle(self, params: Any, outputs: jax.Array) -> jax.Array:
+        """Returns the features `[..., E]` that continue a draft.
+
+        Args:
+            params: The head's weights.
+            outputs: `[..., E]`, the outputs of the layers for the parents.
+        """
+        del params
+        return outputs
 
     def run(
         self,
@@ -153,7 +162,7 @@ class FeatureHead:
         """
         head, layer, window = params.head, self.config.layer, self.sliding_window
         embedded, entries = params.embedding[tokens], []
-        x, inputs = self.layer_inputs(head, self.config, embedded, features)
+        x, inputs = self.layer_inputs(head, embedded, features)
         rotary = rotary_tables(positions, layer.rope, layer.head_dim)
         for number, context in enumerate(contexts, 1):
             if window is not None:
@@ -169,13 +178,14 @@ class FeatureHead:
 
     def init_state(self, batch: int, capacity: int, depth: int) -> EagleState:
         """See `DraftModel.init_state`."""
+        layer = getattr(self.config, "layer", None)
         return EagleState(
             cache=kv.init_cache(
                 num_layers=self.num_layers,
                 batch=batch,
-                num_kv_heads=self.config.layer.num_kv_heads,
+                num_kv_heads=layer.num_kv_heads if layer else 0,
                 capacity=capacity,
-                head_dim=self.config.layer.head_dim,
+                head_dim=layer.head_dim if layer else 0,
                 dtype=jnp.dtype(self.dtype),
             ),
             tokens=jnp.zeros((batch, depth + 1), jnp.int32),
@@ -194,9 +204,9 @@ class FeatureHead:
             jax.lax.dynamic_slice_in_dim(
                 jnp.roll(chunk.prompts, -1, axis=1), chunk.begin, size, axis=1
             ),
-            self.fuse(params, chunk.features),
+            self.fuse(params.head, chunk.features),
             chunk.begin + rows,
-            _contexts(state.cache, causal_mask(batch, size)),
+            contexts_of(state.cache, causal_mask(batch, size)),
             # One output, though it is not wanted: it says when the cache was read.
             last=jnp.zeros(batch, jnp.int32),
         )
@@ -236,8 +246,8 @@ class FeatureHead:
             following: jax.Array, rows: jax.Array, last: jax.Array
         ) -> tuple[jax.Array, tuple[kv.KeyValues, ...]]:
             positions = state.cache.length[:, None] + rows
-            features = self.fuse(params, state.features)
-            contexts = _contexts(state.cache, causal_mask(*following.shape))
+            features = self.fuse(params.head, state.features)
+            contexts = contexts_of(state.cache, causal_mask(*following.shape))
             return self.run(params, following, features, positions, contexts, last)
 
         return read_waiting(state, root, run, kv.commit)
@@ -254,12 +264,13 @@ class FeatureHead:
         level: int,
     ) -> tuple[jax.Array, Any]:
         """See `DraftModel.step`; a node's feature is its parent's output."""
+        above = self.recycle(params.head, above)
         positions = state.cache.length[:, None] + jnp.full_like(tokens, level - 1)
-        contexts = _contexts(state.cache, visible, earlier)
+        contexts = contexts_of(state.cache, visible, earlier)
         return self.run(params, tokens, above, positions, contexts)
 
 
-def _contexts(
+def contexts_of(
     cache: kv.KVCache, mask: jax.Array, earlier: Sequence[kv.KeyValues] | None = None
 ) -> list[AttentionContext]:
     """Returns what pairs see in each layer."""

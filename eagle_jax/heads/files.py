@@ -1,5 +1,6 @@
-"""Heads of every kind in the published layouts: opened, read and written."""
+"""Heads of every kind in the published layouts: found, opened, read and written."""
 
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,41 @@ import numpy as np
 from jax.sharding import Sharding
 
 from eagle_jax.checkpoints import names
-from eagle_jax.checkpoints.export_files import Export, host_tensors, write_export
+from eagle_jax.checkpoints.export_files import (
+    Export,
+    Tensors,
+    host_tensors,
+    write_export,
+)
+from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.load import (
     check_shapes,
     load_params,
+    open_target,
     shapes_of,
 )
 from eagle_jax.checkpoints.weights import Weights, open_weights
 from eagle_jax.errors import InputError
+from eagle_jax.heads.block.head import DFlashHead, DSparkHead
+from eagle_jax.heads.eagle import EagleHead
+from eagle_jax.heads.eagle3.head import Eagle3Head
 from eagle_jax.heads.head import Head, combine, partition
-from eagle_jax.heads.kinds import find_head, head_of
+from eagle_jax.heads.hydra import HydraHeads
+from eagle_jax.heads.medusa import MedusaHeads
 from eagle_jax.models.transformer import TransformerConfig
+
+HEADS: dict[str, type[Head]] = {
+    kind.name: kind
+    for kind in (
+        MedusaHeads,
+        HydraHeads,
+        DFlashHead,
+        DSparkHead,
+        Eagle3Head,
+        EagleHead,
+    )
+}
+"""All kinds of heads by name."""
 
 _TABLE = "embedding"
 """The path of a head's own embedding table in its weights, if it may have one."""
@@ -32,8 +57,7 @@ class OpenHead:
 
     Attributes:
         folder: The folder that holds it.
-        head: Its kind.
-        config: Its sizes.
+        head: The head.
         files: Its tensors.
         names: The tensors' names, as the weights' pytree.
         shapes: Their shapes, as the weights' pytree.
@@ -42,7 +66,6 @@ class OpenHead:
 
     folder: Path
     head: Head
-    config: Any
     files: Weights
     names: Any
     shapes: Any
@@ -92,6 +115,32 @@ class OpenHead:
         return None if name is None else self.files.read(name).astype(jnp.dtype(dtype))
 
 
+def find_head(folder: Path) -> type[Head] | None:
+    """Returns the kind of head that a folder holds; `None` for a whole model.
+
+    Args:
+        folder: A folder that holds `config.json` and weights.
+
+    Raises:
+        InputError: If these cannot be read.
+    """
+    fields = Fields.read(folder)
+    return next((kind for kind in HEADS.values() if kind.matches(fields)), None)
+
+
+def open_whole(folder: Path) -> tuple[TransformerConfig, Weights]:
+    """Opens a target, see `open_target`; a head that is given as one is called so."""
+    try:
+        return open_target(folder)
+    except InputError as error:
+        refusal = error
+    with contextlib.suppress(InputError):
+        if kind := find_head(folder):
+            hint = "not a target; give it as `draft`, and its model as `target`"
+            refusal = InputError(f"{folder} holds {kind.title}, {hint}")
+    raise refusal
+
+
 def open_head(folder: Path, target: TransformerConfig | None = None) -> OpenHead:
     """Opens the head in a folder, without reading its weights.
 
@@ -104,17 +153,16 @@ def open_head(folder: Path, target: TransformerConfig | None = None) -> OpenHead
         InputError: If the folder holds no head, one that cannot be used or was made for
             another target, or tensors are missing, unexpected or misshapen.
     """
-    head, files = find_head(folder), open_weights(folder)
-    if head is None:
+    kind, files = find_head(folder), open_weights(folder)
+    if kind is None:
         raise InputError(f"{folder} holds a whole model; give a head here")
-    config = head.read_config(folder, target)
+    head = kind(config=kind.read_config(folder, target))
     if target is not None:
-        head.check(target, config)
-    head.forget(files)
-    offsets = head.read_offsets(files, config)
-    shapes, wanted = _match(head, config, files.names())
+        head.check_target(target)
+    offsets = _read_offsets(files, head.config)
+    shapes, wanted = _match(head, files)
     if target is not None and getattr(shapes, _TABLE, target) is None:
-        width = config.layer.hidden_size
+        width = head.config.layer.hidden_size
         if width != target.layer.hidden_size:
             raise InputError(
                 f"{folder} lacks an embedding table: the target's is "
@@ -124,7 +172,6 @@ def open_head(folder: Path, target: TransformerConfig | None = None) -> OpenHead
     return OpenHead(
         folder=folder,
         head=head,
-        config=config,
         files=files,
         names=wanted,
         shapes=shapes,
@@ -134,7 +181,7 @@ def open_head(folder: Path, target: TransformerConfig | None = None) -> OpenHead
 
 def export_head(
     folder: Path,
-    config: Any,
+    head: Head,
     params: Any,
     how: Export | None = None,
     layout: str | None = None,
@@ -146,59 +193,61 @@ def export_head(
     Args:
         folder: The folder to write: `config.json`, a file of safetensors and, where
             torch is installed, the pickle that the official code reads.
-        config: The head's sizes.
-        params: The head's weights; an embedding table among them is written, too.
+        head: The head.
+        params: Its weights; an embedding table among them is written, too.
         how: How it is written.
-        layout: The names of the tensors, a key of `Head.layouts`; `None` for the
+        layout: The names of the tensors, a key of `Head.tensor_names`; `None` for the
             published ones.
 
     Raises:
         InputError: If the layout cannot express the head, a weight does not fit its
             sizes or the dtype, or the folder cannot be written.
     """
-    head, how = head_of(config), how or Export()
+    how, layouts = how or Export(), head.tensor_names()
     params, offsets = partition(params)
-    table = _layout(head, config, layout)
-    has_table = getattr(params, _TABLE, None) is not None
-    shapes = _shapes(head, config, has_table=has_table)
-    maps = head.maps(config, offsets)
+    if layout is None:
+        layout = next(iter(layouts))
+    if layout not in layouts:
+        raise InputError(f"prefix = {layout!r} must be {' or '.join(layouts)}")
+    shapes = _shapes(head, has_table=getattr(params, _TABLE, None) is not None)
+    tensors = host_tensors(params, shapes, layouts[layout], how.dtype)
     write_export(
         folder,
-        head.fields(config, how),
-        host_tensors(params, shapes, table, how.dtype) | maps,
-        config,
-        lambda new: head.read_config(new, config),
+        head.to_hf_config(how),
+        tensors | _token_maps(head.config, offsets),
+        head.config,
+        lambda new: head.read_config(new, head.config),
         dataclasses.replace(how, files=head.files),
     )
 
 
-def _match(head: Head, config: Any, stored: set[str]) -> tuple[Any, Any]:
-    """Returns the shapes and names of weights in the layout that most tensors have."""
-    found = []
-    for table in head.layouts(config).values():
-        shapes = _shapes(head, config, has_table=table.get(_TABLE) in stored)
+def _match(head: Head, files: Weights) -> tuple[Any, Any]:
+    """Returns the shapes and names of weights in the layout that most tensors have.
+
+    What that layout says is no part of the head is left out of the files.
+    """
+    found, stored = [], files.names()
+    for prefix, table in head.tensor_names().items():
+        shapes = _shapes(head, has_table=table.get(_TABLE) in stored)
         wanted = names.tensor_names(shapes, table)
         num_common = len(stored.intersection(jax.tree.leaves(wanted)))
-        found.append((num_common, shapes, wanted))
-    _, shapes, wanted = max(found, key=lambda match: match[0])
+        found.append((num_common, prefix, table, shapes, wanted))
+    _, prefix, table, shapes, wanted = max(found, key=lambda match: match[0])
+    if prefix.endswith("."):
+        others = [name for name in stored if not name.startswith(prefix)]
+        files.leave_out(others, "they are no part of the heads")
+    copies = {path: name for path, name in table.items() if path.startswith("target.")}
+    told = "these tables" if "target.output_head" in copies else "that table"
+    files.leave_out(copies.values(), f"the target has {told}")
     return shapes, wanted
 
 
-def _layout(head: Head, config: Any, layout: str | None) -> dict[str, str]:
-    layouts = head.layouts(config)
-    if layout is None:
-        return next(iter(layouts.values()))
-    if layout not in layouts:
-        raise InputError(f"prefix = {layout!r} must be {' or '.join(layouts)}")
-    return layouts[layout]
-
-
-def _shapes(head: Head, config: Any, *, has_table: bool) -> Any:
+def _shapes(head: Head, *, has_table: bool) -> Any:
     """Returns the shapes of a head's weights, with or without an embedding table."""
-    shapes, _ = partition(shapes_of(head.init, config))
+    shapes, _ = partition(shapes_of(head.init))
     if not has_table:
         return shapes
-    shape = (config.vocab_size, config.layer.hidden_size)
+    shape = (head.vocab_size, head.config.layer.hidden_size)
     table = jax.ShapeDtypeStruct(shape, jnp.float32)
     return dataclasses.replace(shapes, embedding=table)
 
@@ -211,3 +260,68 @@ def _drop_equal_table(params: Any, embedding: jax.Array) -> Any:
     else:  # No process has them whole.
         is_equal = bool(jnp.array_equal(own, embedding))
     return dataclasses.replace(params, embedding=None) if is_equal else params
+
+
+def _token_maps(config: Any, offsets: jax.Array | None) -> Tensors:
+    """Returns `d2t`, `[W]` int64, and `t2d`, `[V]` bool, by name.
+
+    Args:
+        config: The head's sizes.
+        offsets: `[W]` integers, how much higher each token is in the target's
+            vocabulary; `None` where both vocabularies are the same, which have no maps.
+    """
+    if offsets is None:
+        return {}
+    to_target = np.asarray(offsets, np.int64)
+    tokens = np.arange(len(to_target)) + to_target
+    is_known = np.isin(np.arange(config.vocab_size), tokens)
+    return dict(zip(names.MAPS, (to_target, is_known), strict=True))
+
+
+def _read_offsets(files: Weights, config: Any) -> jax.Array | None:
+    """Returns `d2t`, `[W]` int32, or `None` where both vocabularies are the same.
+
+    Neither map is left in `files`.
+
+    Args:
+        files: The head's files.
+        config: The head's sizes.
+
+    Raises:
+        InputError: If `d2t` is missing, does not fit the sizes, or does not name the
+            tokens that `t2d` does.
+    """
+    vocab_size = config.vocab_size
+    num_known = getattr(config, "draft_vocab_size", None)
+    if num_known is None:
+        return None
+    offsets, is_known = (
+        files.read(name) if name in files.names() else None for name in names.MAPS
+    )
+    for name in names.MAPS:
+        files.forget(name)
+    if offsets is None:
+        if num_known == vocab_size:
+            return None
+        raise InputError(
+            f"{files.folder} lacks d2t, which says where the head's {num_known} tokens "
+            f"stand among the target's {vocab_size}"
+        )
+    if offsets.shape != (num_known,) or offsets.dtype.kind not in "iu":
+        raise InputError(
+            f"{files.folder}: d2t holds {offsets.dtype} {offsets.shape}, no integer "
+            f"for each of draft_vocab_size = {num_known} tokens"
+        )
+    tokens = np.arange(num_known) + offsets.astype(np.int64)
+    if tokens[0] < 0 or tokens[-1] >= vocab_size or (np.diff(tokens) <= 0).any():
+        raise InputError(
+            f"{files.folder}: d2t must lead to ascending tokens of the target, 0 to "
+            f"{vocab_size - 1}; it holds offsets, not tokens"
+        )
+    in_head = np.isin(np.arange(vocab_size), tokens)
+    if is_known is not None and not np.array_equal(is_known.astype(bool), in_head):
+        raise InputError(
+            f"{files.folder}: d2t and t2d name different tokens; the checkpoint is "
+            "damaged"
+        )
+    return None if num_known == vocab_size else jnp.asarray(offsets, jnp.int32)

@@ -2,89 +2,97 @@
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from eagle_jax.checkpoints.export_files import WRITTEN_BY, Export
 from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.weights import Weights
-from eagle_jax.heads.head import Head, check_size
+from eagle_jax.heads.feature import FeatureHead, HeadParams
 from eagle_jax.heads.settings import LevelLoss, LevelSettings
+from eagle_jax.models.cache import KeyValues
+from eagle_jax.models.layers import AttentionContext
+from eagle_jax.models.linear import linear
 from eagle_jax.models.transformer import Tables, TransformerConfig, output_head
 
 
-class LevelHeads(Head):
-    """See `Head`.
+@struct.dataclass(kw_only=True)
+class ResidualBlockParams:
+    """The weights of one residual block, `x + SiLU(x @ linear + linear_bias)`.
+
+    Attributes:
+        linear: `[E, E]`, the matrix.
+        linear_bias: `[E]`, its bias.
+    """
+
+    linear: jax.Array
+    linear_bias: jax.Array
+
+
+def residual_block(params: ResidualBlockParams, x: jax.Array) -> jax.Array:
+    """Returns `x + SiLU(x @ linear + linear_bias)`, `[..., E]` like `x`."""
+    return x + jax.nn.silu(linear(x, params.linear, params.linear_bias))
+
+
+def init_block(width: int, dtype: jnp.dtype) -> ResidualBlockParams:
+    """Returns a block that changes nothing yet, as published training begins with."""
+    return ResidualBlockParams(
+        linear=jnp.zeros((width, width), dtype), linear_bias=jnp.zeros(width, dtype)
+    )
+
+
+def tie_weights(params: Any) -> Any:
+    """Returns weights of any head; residual blocks after one another are all the first.
+
+    The official code of Medusa and Hydra repeats one module, so its files hold one
+    block under several names; the first one's gradient is then the sum over all places.
+    """
+
+    def tie(one: Any) -> Any:
+        return dataclasses.replace(one, blocks=one.blocks[:1] * len(one.blocks))
+
+    if not hasattr(params, "heads"):
+        return params
+    return dataclasses.replace(params, heads=tuple(map(tie, params.heads)))
+
+
+class PositionHeads(FeatureHead):
+    """Heads of which each drafts one level; `F = E`.
+
+    They mostly have no decoder layer: the root's output is the target's feature.
 
     Attributes:
         published: The published numbers of heads, and of blocks of each.
     """
 
-    loss_settings = LevelLoss
-    is_ranked = False
+    Loss = LevelLoss
     published: ClassVar[tuple[int, int]]
 
-    def is_in(self, fields: Fields) -> bool:
-        """See `Head.is_in`; they have a file, and fields, of their own."""
-        files = fields.path.parent.glob(f"{self.name}_lm_head.*")
-        return f"{self.name}_num_heads" in fields.values or any(files)
+    @classmethod
+    def matches(cls, fields: Fields) -> bool:
+        # They have a file, and fields, of their own.
+        files = fields.path.parent.glob(f"{cls.name}_lm_head.*")
+        return f"{cls.name}_num_heads" in fields.values or any(files)
 
-    def check(self, target: TransformerConfig, config: Any) -> None:
-        """See `Head.check`."""
-        check_size("hidden_size", config.hidden_size, target.layer.hidden_size)
-        check_size("vocab_size", config.vocab_size, target.vocab_size)
-
-    def new(
-        self, target: TransformerConfig, settings: LevelSettings, length: int
+    @classmethod
+    def default_config(
+        cls, target: TransformerConfig, settings: LevelSettings, length: int
     ) -> Any:
-        """See `Head.new`."""
         del length
-        num_heads, num_layers = self.published
-        return self.config(
+        num_heads, num_layers = cls.published
+        return cls.Config(
             num_heads=settings.draft_heads or num_heads,
             num_layers=settings.head_layers or num_layers,
             hidden_size=target.layer.hidden_size,
             vocab_size=target.vocab_size,
         )
 
-    def fields(self, config: Any, how: Export) -> dict[str, Any]:
-        """See `Head.fields`."""
-        return {
-            f"{self.name}_num_heads": config.num_heads,
-            f"{self.name}_num_layers": config.num_layers,
-            "base_model_name_or_path": how.base_model,
-            "torch_dtype": how.dtype,
-            "written_by": WRITTEN_BY,
-        }
-
-    def begin(self, params: Any, tables: Tables, tokens: jax.Array | None) -> Any:
-        """See `Head.begin`."""
-        del tokens
-        table = output_head(tables)
-
-        def begin(one: Any) -> Any:
-            if one.output_head is None:
-                return one
-            own = jnp.asarray(table, one.output_head.dtype)
-            return dataclasses.replace(one, output_head=own)
-
-        return dataclasses.replace(params, heads=tuple(map(begin, params.heads)))
-
-    def tie(self, params: Any) -> Any:
-        """See `Head.tie`; residual blocks after one another are all the first.
-
-        The official code repeats one module, so its files hold one block under several
-        names; the first one's gradient is then the sum over all places.
-        """
-
-        def tie(one: Any) -> Any:
-            return dataclasses.replace(one, blocks=one.blocks[:1] * len(one.blocks))
-
-        return dataclasses.replace(params, heads=tuple(map(tie, params.heads)))
-
-    def count(self, fields: Fields, files: Weights, block: str) -> tuple[int, int]:
+    @classmethod
+    def count(cls, fields: Fields, files: Weights, block: str) -> tuple[int, int]:
         """Returns the numbers of heads, and of blocks of the first.
 
         Published fields name too few heads: the tensors decide.
@@ -100,13 +108,66 @@ class LevelHeads(Head):
         """
         found = [re.fullmatch(block, name) for name in files.names()]
         heads = [match[1] for match in found if match]
-        num_layers, name = heads.count("0"), f"{self.name}_num_layers"
+        num_layers, name = heads.count("0"), f"{cls.name}_num_layers"
         if fields.size(name, default=num_layers) != num_layers:
             raise fields.refusal(
                 f"{name} = {fields.get(name)}, but the file has {num_layers} for each "
                 "head"
             )
         return len(set(heads)), num_layers
+
+    def to_hf_config(self, how: Export) -> dict[str, Any]:
+        return {
+            f"{self.name}_num_heads": self.config.num_heads,
+            f"{self.name}_num_layers": self.config.num_layers,
+            "base_model_name_or_path": how.base_model,
+            "torch_dtype": how.dtype,
+            "written_by": WRITTEN_BY,
+        }
+
+    def init_from_target(
+        self, params: Any, tables: Tables, tokens: jax.Array | None
+    ) -> Any:
+        del tokens
+        table = output_head(tables)
+
+        def begin(one: Any) -> Any:
+            if one.output_head is None:
+                return one
+            own = jnp.asarray(table, one.output_head.dtype)
+            return dataclasses.replace(one, output_head=own)
+
+        return dataclasses.replace(params, heads=tuple(map(begin, params.heads)))
+
+    @property
+    def max_levels(self) -> int:
+        return self.config.num_heads
+
+    @property
+    def feature_size(self) -> int:
+        return self.config.hidden_size
+
+    @property
+    def num_layers(self) -> int:
+        return 0
+
+    def run(
+        self,
+        params: HeadParams,
+        tokens: jax.Array,
+        features: jax.Array,
+        positions: jax.Array,
+        contexts: Sequence[AttentionContext],
+        last: jax.Array | None = None,
+    ) -> tuple[jax.Array, tuple[KeyValues, ...]]:
+        del params, tokens, positions, contexts
+        if last is not None:
+            features = jnp.take_along_axis(features, last[:, None, None], axis=1)
+        return features, ()
+
+    def tokens(self, params: Any, choices: jax.Array) -> jax.Array:
+        del params
+        return choices
 
 
 def num_rows(files: Weights, name: str) -> int:

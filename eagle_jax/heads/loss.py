@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from eagle_jax.heads.chains import segment_mask
-from eagle_jax.heads.rows import PackedRows
+from eagle_jax.heads.rows import PackedRows, segment_mask
 from eagle_jax.models.transformer import Tables, output_head, unembed
 
 Unembed = Callable[[jax.Array, jax.Array], jax.Array]
@@ -23,7 +22,7 @@ class Batch:
     Attributes:
         rows: The texts, `[B, T]` fields.
         features: `[B, T, F]`, the target's features, or `[B, T, F + E]` with its last
-            hidden states behind them, see `Head.reads_hidden`.
+            hidden states behind them, see `LossSettings.reads_hidden`.
         tables: The target's embedding and output head, frozen.
         key: The PRNG key of the noise; `None` for no noise.
         unembed: The target's `(output_head, hidden) -> float32 logits`. Static.

@@ -3,8 +3,11 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import struct
+
+from eagle_jax.errors import InputError
 
 
 @struct.dataclass(kw_only=True)
@@ -36,3 +39,37 @@ class PackedRows:
     def padding(self) -> float:
         """The share of the slots that hold no token."""
         return float(np.mean(self.segments == 0))
+
+
+def segment_mask(segments: jax.Array) -> jax.Array:
+    """Returns the attention mask, `[B, T, T]` bool: causal inside each segment."""
+    length = segments.shape[1]
+    same = segments[:, :, None] == segments[:, None, :]
+    return same & jnp.tri(length, dtype=bool)
+
+
+def known_tokens(rows: PackedRows, config: Any) -> np.ndarray | None:
+    """Returns the tokens that a new head is to know, `[W]` int32; `None` for all.
+
+    They are the most frequent of those to be predicted; ties, and places that are left,
+    go to the lowest ids.
+
+    Args:
+        rows: The rows to train on, `[R, T]` NumPy arrays.
+        config: The head's sizes.
+
+    Raises:
+        InputError: If the rows have no token to choose by.
+    """
+    known = getattr(config, "draft_vocab_size", config.vocab_size)
+    if known == config.vocab_size:
+        return None
+    wanted = rows.tokens[rows.loss_mask & (rows.segments > 0)]
+    if not wanted.size:
+        raise InputError(
+            "the data have no token that is to be predicted, so a draft vocabulary "
+            "cannot be counted; give data with answers"
+        )
+    counts = np.bincount(wanted, minlength=config.vocab_size)
+    order = np.argsort(-counts, kind="stable").astype(np.int32)
+    return np.sort(order[:known])

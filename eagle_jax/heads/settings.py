@@ -128,7 +128,14 @@ class LevelSettings(HeadSettings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossSettings:
-    """The settings of a loss."""
+    """The settings of a loss.
+
+    Attributes:
+        reads_hidden: Whether it reads the target's last hidden states beside the
+            features that the head does; no setting.
+    """
+
+    reads_hidden = False
 
     def __post_init__(self) -> None:
         """Refuses settings that lie outside their range."""

@@ -40,18 +40,18 @@ def target_shardings(
 
 
 def draft_shardings(
-    sharding: PairSharding | None, init_params: Callable[..., Any], config: Any
+    sharding: PairSharding | None, init: Callable[[jax.Array], Any], config: Any
 ) -> Any:
     """Returns the shardings of a draft model's weights, `None` for the default device.
 
     Args:
         sharding: The sharding that `shard_pair` returned; `None` for the default
             device.
-        init_params: The function that makes the draft model's weights.
+        init: The function from a key to the draft model's weights.
         config: The draft model's sizes, with those of a `layer` if it has one.
     """
     if sharding is None:
         return None
-    shapes = shapes_of(init_params, config)
+    shapes = shapes_of(init)
     layer = getattr(config, "layer", None)
     return sharding.with_drafter(layer, shapes).drafter_shardings(shapes)

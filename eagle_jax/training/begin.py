@@ -10,7 +10,8 @@ import numpy as np
 from eagle_jax import checkpoints
 from eagle_jax.engine.pairs import PairSource
 from eagle_jax.errors import InputError
-from eagle_jax.heads import open_head
+from eagle_jax.heads import Head, open_head
+from eagle_jax.heads.levels import PositionHeads
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import PairSharding
 from eagle_jax.parallel.placement import draft_shardings
@@ -21,7 +22,7 @@ _NO_SIZES = ("kind", "include_embedding")  # Of settings: the rest is the head's
 
 def open_beginning(
     folder: Path, source: PairSource, config: TrainConfig
-) -> tuple[Any, Callable[[Any, PairSharding], Any]]:
+) -> tuple[Head, Callable[[Any, PairSharding], Any]]:
     """Opens a head to begin with, whose sizes, rope and biases are kept.
 
     Args:
@@ -32,20 +33,20 @@ def open_beginning(
         config: All settings of the run, of which `head` sets no size.
 
     Returns:
-        Its sizes, and the function from the target's parameters and all shardings to
+        The head, and the function from the target's parameters and all shardings to
         its weights, float32.
     """
     kind, target = config.kind, source.config
     assert source.folder is not None, "targets are trained for from their files"
-    if not kind.is_ranked:
+    if issubclass(kind, PositionHeads):
         raise InputError("`begin_with` is for EAGLE heads; leave it out")
     opened = open_head(folder, target)
-    if opened.head is not kind:
+    if type(opened.head) is not kind:
         raise InputError(
             f"{folder} holds {opened.head.title}, and heads of kind {kind.name} are "
             "trained; begin with one of these, or train the other kind"
         )
-    kind.fields(opened.config, checkpoints.Export())  # It can be exported.
+    opened.head.to_hf_config(checkpoints.Export())  # It can be exported.
     _check_sizes(config)
     own = opened.own_table(source.dtype)
     if own is not None:
@@ -55,25 +56,27 @@ def open_beginning(
                 f"{folder} holds a head with an embedding table of its own, and heads "
                 "are trained with the target's; begin with another head"
             )
-    sizes = begun_sizes(opened.config, target, config)
+    head = begun_head(opened.head, target, config)
 
     def read(target_params: Any, sharding: PairSharding) -> Any:
-        shardings = draft_shardings(sharding, kind.init, sizes)
+        shardings = draft_shardings(sharding, head.init, head.config)
         params = opened.load(target_params, "float32", shardings)
         return dataclasses.replace(params, embedding=None)  # It is the target's.
 
-    return sizes, read
+    return head, read
 
 
-def begun_sizes(head: Any, target: TransformerConfig, config: TrainConfig) -> Any:
-    """Returns a head's sizes, of which the positions become those of the data."""
+def begun_head(head: Head, target: TransformerConfig, config: TrainConfig) -> Head:
+    """Returns a head, of whose sizes the positions become those of the data."""
     length = min(target.max_positions, config.data.row_length)
-    return dataclasses.replace(head, max_positions=max(head.max_positions, length))
+    length = max(head.config.max_positions, length)
+    sizes = dataclasses.replace(head.config, max_positions=length)
+    return dataclasses.replace(head, config=sizes)
 
 
 def _check_sizes(config: TrainConfig) -> None:
     """Refuses settings of sizes, which are the head's own."""
-    usual = config.kind.settings()
+    usual = config.kind.Settings()
     for name, value in vars(config.head).items():
         if name not in _NO_SIZES and value != getattr(usual, name):
             raise InputError(

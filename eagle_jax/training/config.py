@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from eagle_jax.config import TreeConfig, from_table, require, require_int32
 from eagle_jax.heads import HEADS, Head
-from eagle_jax.heads.eagle.head import EagleSettings
+from eagle_jax.heads.eagle import EagleSettings
 from eagle_jax.heads.settings import HeadSettings
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parsing import check_types, value_at
@@ -129,14 +129,14 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Refuses the loss of another kind of head."""
-        wanted = self.kind.loss_settings
+        wanted = self.kind.Loss
         if self.loss is None:
             object.__setattr__(self, "loss", wanted())
         holds = type(self.loss) is wanted
         require(holds, "loss", self.loss, f"of class {wanted.__name__}, as its head is")
 
     @property
-    def kind(self) -> Head:
+    def kind(self) -> type[Head]:
         """The kind of head."""
         return HEADS[self.head.kind]
 
@@ -158,16 +158,17 @@ class TrainConfig:
             named in HEADS, f"{where} [head]: kind", named, f"of {', '.join(HEADS)}"
         )
         own = HEADS[named]
-        types = {"head": own.settings, "loss": own.loss_settings}
+        types = {"head": own.Settings, "loss": own.Loss}
         return from_table(cls, table | {"head": head}, where, **types)
 
 
-def new_sizes(target: TransformerConfig, config: TrainConfig) -> Any:
-    """Returns the sizes of a new head: those that are set, else published ones.
+def new_head(target: TransformerConfig, config: TrainConfig) -> Head:
+    """Returns a new head, whose sizes are those that are set, else published ones.
 
     Args:
         target: The target's sizes.
         config: All settings of the run.
     """
     length = min(target.max_positions, config.data.row_length)
-    return config.kind.new(target, config.head, length)
+    sizes = config.kind.default_config(target, config.head, length)
+    return config.kind(config=sizes)

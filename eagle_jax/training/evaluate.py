@@ -14,6 +14,7 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.rates import tokens_per_round
 from eagle_jax.decoding.requests import Requests, cache_slots, make_requests
 from eagle_jax.drafting import TreeDrafter
+from eagle_jax.heads.levels import PositionHeads, tie_weights
 from eagle_jax.heads.loss import Metrics
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.interface import Params
@@ -93,10 +94,8 @@ def make_evaluation(
             given = params, target_params, rows, read(target_params, rows)
             measured.append(_eval_step(*given, config=step_config))
         metrics = _mean(measured)
-        kind, dtype = step_config.kind, step_config.dtype
-        head = kind.model(step_config.head, dtype)
-        cast = as_type(kind.tie(params), dtype)
-        joined = head.join(cast, step_config.tables(target_params))
+        cast = as_type(tie_weights(params), step_config.dtype)
+        joined = step_config.head.join(cast, step_config.tables(target_params))
         both = Params(target=target_params, drafter=joined)
         num_rounds, new_tokens = decode(both)
         num_rounds, new_tokens = num_rounds[: len(prompts)], new_tokens[: len(prompts)]
@@ -142,10 +141,10 @@ def _decoder(
     Heads that draft a level each have the published static tree, as their methods do;
     blocks have no more levels than rows.
     """
-    head = config.kind.model(config.head, config.dtype)
+    head = dataclasses.replace(config.head, dtype=config.dtype)
     most = tree.depth if head.max_levels is None else head.max_levels
     shape = dataclasses.replace(tree.shape, depth=min(tree.depth, most))
-    if not config.kind.is_ranked:
+    if isinstance(head, PositionHeads):
         shape = MEDUSA_TREE.cut(most)
     drafter = TreeDrafter(model=head, tree=shape)
     decoder = Decoder(target=config.target, drafter=drafter, acceptance="greedy")

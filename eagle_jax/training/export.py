@@ -8,13 +8,14 @@ import orbax.checkpoint as ocp
 
 from eagle_jax import checkpoints
 from eagle_jax.errors import InputError, first_line
-from eagle_jax.heads import export_head, open_head
+from eagle_jax.heads import Head, export_head, open_head
+from eagle_jax.heads.levels import tie_weights
 from eagle_jax.logs import read_log
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.parsing import parse_json
-from eagle_jax.training.begin import begun_sizes
+from eagle_jax.training.begin import begun_head
 from eagle_jax.training.checkpoint import LOG
-from eagle_jax.training.config import TrainConfig, new_sizes
+from eagle_jax.training.config import TrainConfig, new_head
 from eagle_jax.training.step import StepConfig, TrainState, init_state
 
 
@@ -41,26 +42,26 @@ def export_checkpoint(path: Path, folder: Path) -> None:
     source = checkpoints.resolve(run["target"])
     target = checkpoints.target_config(source)
     if run["begin_with"] is None:
-        sizes = new_sizes(target, config)
+        head = new_head(target, config)
     else:
-        begun = open_head(checkpoints.resolve(run["begin_with"]), target).config
-        sizes = begun_sizes(begun, target, config)
-    params = _restore(path, sizes, config, Transformer(config=target)).params
-    params = config.kind.tie(params)
+        begun = open_head(checkpoints.resolve(run["begin_with"]), target).head
+        head = begun_head(begun, target, config)
+    params = _restore(path, head, config, Transformer(config=target)).params
+    params = tie_weights(params)
     if getattr(config.head, "include_embedding", False):
         table = checkpoints.read_embedding(source, config.run.dtype)
         params = dataclasses.replace(params, embedding=table)
     how = checkpoints.Export(base_model=str(source))
-    export_head(folder, sizes, params, how)
+    export_head(folder, head, params, how)
 
 
 def _restore(
-    path: Path, sizes: object, config: TrainConfig, target: Transformer
+    path: Path, head: Head, config: TrainConfig, target: Transformer
 ) -> TrainState:
     """Reads the state of a checkpoint onto one device."""
     step = StepConfig(
         target=target,
-        head=sizes,
+        head=head,
         loss=config.loss,
         optimizer=config.optimizer,
         steps=config.run.steps,

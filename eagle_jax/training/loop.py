@@ -14,6 +14,7 @@ import numpy as np
 from eagle_jax.engine.pairs import LoadedPair
 from eagle_jax.errors import InputError
 from eagle_jax.heads.loss import Metrics
+from eagle_jax.heads.rows import known_tokens
 from eagle_jax.logs import JsonLines
 from eagle_jax.parallel import PairSharding
 from eagle_jax.training.checkpoint import LOG, Checkpoints, read_rows
@@ -117,12 +118,11 @@ class Run:
         self._shapes = state_shapes(step_config, shardings)
         latest = self._checkpoints.latest()
         if latest is None:
-            rows, head = trained.data.rows, step_config.head
             # Each shard is made on its own device.
             init = functools.partial(init_state, step_config, config.run.seed)
             self._state = jax.jit(init, out_shardings=shardings)(
                 self._target_params,
-                vocabulary=step_config.kind.vocabulary(rows, head),
+                vocabulary=known_tokens(trained.data.rows, step_config.head.config),
                 params=trained.first,
             )
         else:

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from eagle_jax.heads import Head, head_of
+from eagle_jax.heads import Head
 from eagle_jax.heads.head import combine, partition
+from eagle_jax.heads.levels import tie_weights
 from eagle_jax.heads.loss import Batch, Metrics, Unembed, target_features
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.models.transformer import Tables, unembed
@@ -30,7 +31,7 @@ class StepConfig:
 
     Attributes:
         target: The `Target` whose features are learnt.
-        head: The head's sizes.
+        head: The head.
         loss: The settings of its loss.
         optimizer: The settings of the optimizer.
         steps: The number of steps of the whole run, where the learning rate ends.
@@ -41,18 +42,13 @@ class StepConfig:
     """
 
     target: Any
-    head: Any
+    head: Head
     loss: Any
     optimizer: OptimizerConfig
     steps: int
     dtype: str = "float32"
     tables: Callable[[Any], Tables] = as_they_are
     unembed: Unembed = unembed
-
-    @property
-    def kind(self) -> Head:
-        """The head's kind."""
-        return head_of(self.head)
 
 
 @struct.dataclass(kw_only=True)
@@ -104,15 +100,15 @@ def init_state(
         target_params: The target's parameters, whose output head heads begin with that
             have one of their own; `None` for random ones.
         vocabulary: `[W]` int32, the tokens that an EAGLE-3 head knows, from
-            `Head.vocabulary`.
+            `rows.known_tokens`.
         params: The weights to begin with, float32; `None` for random ones.
     """
     key = make_key(seed)
     if params is None:
-        params = config.kind.init(jax.random.fold_in(key, 0), config.head)
+        params = config.head.init(jax.random.fold_in(key, 0))
         if target_params is not None:
             tables = config.tables(target_params)
-            params = config.kind.begin(params, tables, vocabulary)
+            params = config.head.init_from_target(params, tables, vocabulary)
     optimizer: Any = make_optimizer(config.optimizer, config.steps)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
@@ -200,7 +196,7 @@ def train_step(
 
 def read_target(config: StepConfig, target_params: Any, rows: PackedRows) -> jax.Array:
     """Returns what heads of a kind learn from, `[B, T, F]` or `[B, T, F + E]`."""
-    with_hidden = config.kind.reads_hidden
+    with_hidden = config.loss.reads_hidden
     return target_features(config.target, target_params, rows, with_hidden=with_hidden)
 
 
@@ -238,5 +234,5 @@ def _loss(
         key=key,
         unembed=config.unembed,
     )
-    params = as_type(config.kind.tie(params), config.dtype)
-    return config.kind.loss(params, batch, config.head, config.loss)
+    params = as_type(tie_weights(params), config.dtype)
+    return config.head.loss(params, batch, config.loss)

@@ -16,7 +16,9 @@ from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.pairs import PairSource, open_pair
 from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart, writing
-from eagle_jax.heads import export_head, head_of
+from eagle_jax.heads import Head, export_head
+from eagle_jax.heads.levels import tie_weights
+from eagle_jax.heads.rows import known_tokens
 from eagle_jax.logs import JsonLines, check_log
 from eagle_jax.models.devices import on_cpu
 from eagle_jax.models.transformer import Transformer, unembed_with
@@ -24,7 +26,7 @@ from eagle_jax.parallel import MeshShape, PairSharding, shard_pair, wait_for_all
 from eagle_jax.reporting import Progress, Report, say_nothing, show_nothing
 from eagle_jax.training.begin import open_beginning
 from eagle_jax.training.checkpoint import FEATURES, LOG, check_output, remove_run
-from eagle_jax.training.config import TrainConfig, new_sizes
+from eagle_jax.training.config import TrainConfig, new_head
 from eagle_jax.training.conversations import fingerprint
 from eagle_jax.training.data import read_data
 from eagle_jax.training.features import cached_features
@@ -94,7 +96,7 @@ def train_head(
     head, read = (
         open_beginning(begun_folder, source, config)
         if begun_folder
-        else (new_sizes(source.config, config), None)
+        else (new_head(source.config, config), None)
     )
     mesh = job.mesh or MeshShape(data=jax.device_count())
     sharding = _shard(source, config, mesh, head)
@@ -112,7 +114,7 @@ def train_head(
     files = job.data, job.held_out_data
     data = read_data(*files, source, config, report=report, progress=progress)
     rows_at(len(data.rows), 0, config.run.batch_size, seed=0)  # Refuses large batches.
-    config.kind.vocabulary(data.rows, head)  # Refuses rows that have no labels.
+    known_tokens(data.rows, head.config)  # Refuses rows that have no labels.
     report(f"loading {job.target}")
     pair = source.load(sharding)
     first = read(pair.params.target, sharding) if read else None
@@ -124,7 +126,7 @@ def train_head(
         identity=identity,
         step_config=StepConfig(
             target=Transformer(
-                config=config.kind.target(source.config, head), dtype=source.dtype
+                config=head.with_features(source.config), dtype=source.dtype
             ),
             head=head,
             loss=config.loss,
@@ -154,7 +156,7 @@ def _claim(job: TrainJob, identity: dict[str, Any]) -> None:
 
 
 def _shard(
-    source: PairSource, config: TrainConfig, mesh: MeshShape, head: Any
+    source: PairSource, config: TrainConfig, mesh: MeshShape, head: Head
 ) -> PairSharding:
     """Returns all shardings."""
     batch_size, row_length = config.run.batch_size, config.data.row_length
@@ -164,8 +166,8 @@ def _shard(
             f"{source.config.max_positions} positions (max_position_embeddings)"
         )
     sharding = shard_pair(mesh, source.config, batch_size=batch_size)
-    layer = getattr(head, "layer", None) or source.config.layer
-    return sharding.with_drafter(layer, shapes_of(config.kind.init, head))
+    layer = getattr(head.config, "layer", None) or source.config.layer
+    return sharding.with_drafter(layer, shapes_of(head.init))
 
 
 def _run(
@@ -227,12 +229,11 @@ def _run(
 
 def _export(trained: Trained, params: Any, embedding: Any) -> None:
     """Writes the best heads in the published layout of their kind."""
-    head = trained.step_config.head
-    params = head_of(head).tie(params)
+    params = tie_weights(params)
     if embedding is not None:
         params = dataclasses.replace(params, embedding=embedding)
     how = checkpoints.Export(base_model=str(trained.target), overwrite=True)
-    export_head(trained.head, head, params, how)
+    export_head(trained.head, trained.step_config.head, params, how)
 
 
 def _features(

@@ -15,7 +15,7 @@ from eagle_jax.checkpoints.export_files import (
 from eagle_jax.checkpoints.families import FAMILIES
 from eagle_jax.checkpoints.hf_config import target_config
 from eagle_jax.checkpoints.load import shapes_of
-from eagle_jax.heads.eagle.files import layer_fields, rope_scaling
+from eagle_jax.heads.hf_config import layer_fields, rope_scaling
 from eagle_jax.models import transformer
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
 

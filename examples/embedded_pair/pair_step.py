@@ -17,11 +17,9 @@ import optax
 from flax import struct
 
 from eagle_jax.config import require
-from eagle_jax.heads.chains import segment_mask
-from eagle_jax.heads.eagle.loss import EagleLoss, eagle_loss
-from eagle_jax.heads.eagle.model import EagleHeadConfig, EagleHeadParams
+from eagle_jax.heads.eagle import EagleHead, EagleHeadParams, EagleLoss
 from eagle_jax.heads.loss import Batch, Metrics
-from eagle_jax.heads.rows import PackedRows
+from eagle_jax.heads.rows import PackedRows, segment_mask
 from eagle_jax.models.transformer import (
     Transformer,
     TransformerConfig,
@@ -101,7 +99,7 @@ def pair_losses(
     key: jax.Array | None,
     *,
     target: TransformerConfig,
-    head: EagleHeadConfig,
+    head: EagleHead,
     loss: EagleLoss,
 ) -> tuple[jax.Array, jax.Array, Metrics]:
     """Computes both losses of a batch.
@@ -111,7 +109,7 @@ def pair_losses(
         batch: The rows.
         key: The PRNG key of the noise on the head's inputs; `None` for none.
         target: The target's sizes. Static.
-        head: The head's sizes. Static.
+        head: The head. Static.
         loss: The settings of the head's loss. Static.
 
     Returns:
@@ -129,7 +127,7 @@ def pair_losses(
     )
     count = jnp.maximum(jnp.sum(batch.is_learnt), 1)
     learnt = Batch(rows=rows, features=output.features, tables=params.target, key=key)
-    drafting, metrics = eagle_loss(params.head, learnt, head, loss)
+    drafting, metrics = head.loss(params.head, learnt, loss)
     return jnp.sum(entropy * batch.is_learnt) / count, drafting, metrics
 
 
@@ -139,7 +137,7 @@ def pair_step(
     *,
     config: TogetherConfig,
     target: TransformerConfig,
-    head: EagleHeadConfig,
+    head: EagleHead,
 ) -> tuple[PretrainState, dict[str, jax.Array]]:
     """Takes one step of both; jit it with `state` donated.
 
@@ -148,7 +146,7 @@ def pair_step(
         batch: The rows.
         config: All settings. Static.
         target: The target's sizes. Static.
-        head: The head's sizes. Static.
+        head: The head. Static.
 
     Returns:
         The next state, and the figures of the log, before the step.

@@ -99,7 +99,7 @@ def _train(arguments: argparse.Namespace, config: TogetherConfig) -> int:
         raise InputError(f"--run: {arguments.run} holds no model/; give a finished run")
     target, target_params = checkpoints.load_target(folder)
     opened = open_head(arguments.head, target)
-    head, head_params = opened.config, opened.load(target_params)
+    head, head_params = opened.head, opened.load(target_params)
     if head_params.embedding is not None:
         raise InputError(
             f"{arguments.head} holds a head with an embedding table of its own; give "

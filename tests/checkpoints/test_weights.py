@@ -45,7 +45,7 @@ from tests.helpers import refused
 from tests.tiny import target_config as tiny_target
 
 EAGLE = HEADS["eagle2"]
-(TABLE,) = EAGLE.layouts(None).values()
+(TABLE,) = EAGLE(config=None).tensor_names().values()
 
 
 _UP = "model.layers.0.mlp.up_proj.weight"

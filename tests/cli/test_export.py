@@ -14,7 +14,6 @@ from safetensors.numpy import load_file
 from eagle_jax.checkpoints import Export, load_target, target_config
 from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.heads import export_head
-from eagle_jax.heads.medusa import model as medusa_heads
 from tests import tiny
 from tests.checkpoints.folders import change_weights
 from tests.conftest import Main, load_main
@@ -124,8 +123,8 @@ def test_heads_of_medusa_keep_their_target(
 ) -> None:
     medusa, output, target = tmp_path / "medusa", tmp_path / "new", pair / "target"
     heads = tiny.medusa(target_config(target).vocab_size)
-    weights = tiny.random_like(shapes_of(medusa_heads.init_params, heads.config))
-    export_head(medusa, heads.config, weights, Export(base_model="some/model"))
+    weights = tiny.random_like(shapes_of(heads.init))
+    export_head(medusa, heads, weights, Export(base_model="some/model"))
     argv = ["--head", str(medusa), "--output", str(output), "--target", str(target)]
     assert export([*argv, "--dtype", "bfloat16"]) == 0
     fields = json.loads((output / "config.json").read_text())

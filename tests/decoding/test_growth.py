@@ -23,7 +23,7 @@ from eagle_jax.drafting import (
     SwitchDrafter,
     TreeDrafter,
 )
-from eagle_jax.heads.eagle.draft import EagleHead
+from eagle_jax.heads.eagle import EagleHead
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.interface import prefill as reading
 from eagle_jax.interface.prefill import PREFILL_CHUNK

@@ -23,7 +23,7 @@ from eagle_jax.drafting import (
 )
 from eagle_jax.drafting.calibration import UNCALIBRATED
 from eagle_jax.drafting.rest import RestConfig, make_rest
-from eagle_jax.heads.eagle.draft import EagleHead
+from eagle_jax.heads.eagle import EagleHead
 from eagle_jax.interface import Drafter, Params, TargetOutput
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.processors import ProcessorConfig

@@ -17,9 +17,8 @@ from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.drafting import TreeDrafter
-from eagle_jax.heads import HEADS
 from eagle_jax.heads.eagle3 import model as eagle3_head
-from eagle_jax.heads.eagle3.draft import Eagle3Head
+from eagle_jax.heads.eagle3.head import Eagle3Head
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
 from eagle_jax.interface import Params
 from eagle_jax.models.transformer import Transformer
@@ -30,8 +29,8 @@ from tests.heads.samples import USUAL, load_head
 from tests.helpers import check_recorded_rounds, make_draws, texts, whole_prompts
 
 VOCABULARY, KNOWN = 24, 14
-CONFIG = HEADS["eagle3"].target(
-    tiny.target_config(num_layers=7, vocab_size=VOCABULARY), USUAL
+CONFIG = Eagle3Head(config=USUAL).with_features(
+    tiny.target_config(num_layers=7, vocab_size=VOCABULARY)
 )
 TARGET = Transformer(config=CONFIG)
 REDUCED = Eagle3HeadConfig(
@@ -61,7 +60,7 @@ def official(shared: Path) -> tuple[Transformer, Eagle3Head, Params]:
     config, head = load_head(folder, sizes, target)
     params = Params(target=target, drafter=Eagle3Head.join(head, target))
     return (
-        Transformer(config=HEADS["eagle3"].target(sizes, config)),
+        Transformer(config=Eagle3Head(config=config).with_features(sizes)),
         Eagle3Head(config=config),
         params,
     )

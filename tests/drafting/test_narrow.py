@@ -10,7 +10,7 @@ import pytest
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.drafting import TreeDrafter
-from eagle_jax.heads.eagle.draft import EagleHead
+from eagle_jax.heads.eagle import EagleHead
 from eagle_jax.interface import Params
 from eagle_jax.testing import assert_valid_tree
 from eagle_jax.tree import Topology, chain

@@ -15,7 +15,7 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import LookupDrafter, SwitchDrafter, TreeDrafter
-from eagle_jax.heads.eagle.draft import EagleHead
+from eagle_jax.heads.eagle import EagleHead
 from eagle_jax.interface import Drafter, Params, TargetOutput
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.testing import ToyModel, ToyTarget, assert_same_tokens

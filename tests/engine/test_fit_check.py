@@ -20,7 +20,7 @@ from eagle_jax.drafting import LookupDrafter
 from eagle_jax.engine.fit_check import FirstRounds
 from eagle_jax.engine.rows import Row
 from eagle_jax.heads.chains import draft_chains
-from eagle_jax.heads.eagle3 import model as eagle3_model
+from eagle_jax.heads.eagle3.head import Eagle3Head
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
 from eagle_jax.heads.loss import target_features
 from eagle_jax.interface import Params
@@ -177,7 +177,7 @@ def row_of_head(stories: Stories) -> Callable[..., Row]:
         **{"vocab_size": 512, "draft_vocab_size": 512, "max_positions": 512},
         **{"feature_size": 192, "norm_before_fc": True, "recycles_normed": True},
     )
-    new = eagle3_model.init_params(jax.random.key(0), head)
+    new = Eagle3Head(config=head).init(jax.random.key(0))
     table, mlp = output_head(target), jax.tree.map(jnp.zeros_like, new.layer.mlp)
     copies = {"value": jnp.float32(value), "output": jnp.eye(64), "mlp": mlp}
     layer = dataclasses.replace(new.layer, **copies)
@@ -185,15 +185,13 @@ def row_of_head(stories: Stories) -> Callable[..., Row]:
     params = dataclasses.replace(new, layer=layer, **own)
 
     def row(reads: tuple[int, ...] = (1, 2, 4), **fields: Any) -> Row:
-        config = dataclasses.replace(head, **fields)
+        own = Eagle3Head(config=dataclasses.replace(head, **fields, sliding_window=1))
         features = jnp.concatenate([jnp.asarray(layers[n]) for n in reads], -1)
         chains = draft_chains(
-            (eagle3_model.layer_inputs, eagle3_model.recycle),
-            *(params, config, target.embedding),
-            eagle3_model.fuse(params, config, features),
+            *(own, params, target.embedding),
+            own.fuse(params, features),
             rows,
             steps=2,
-            window=1,
         )
         hits, confident = [], []
         for level, outputs in enumerate(chains):

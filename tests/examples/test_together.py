@@ -15,9 +15,7 @@ from eagle_jax import checkpoints
 from eagle_jax.checkpoints import Export
 from eagle_jax.config import load_config
 from eagle_jax.heads import export_head
-from eagle_jax.heads.eagle import model as eagle_head
-from eagle_jax.heads.eagle.loss import EagleLoss
-from eagle_jax.heads.eagle.model import EagleHeadConfig
+from eagle_jax.heads.eagle import EagleHead, EagleHeadConfig, EagleLoss
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.models.transformer import TransformerConfig
 from examples.embedded_pair import together as command
@@ -52,16 +50,17 @@ def together() -> Main:
 
 
 @pytest.fixture(scope="module")
-def sizes(run: Path) -> tuple[TransformerConfig, EagleHeadConfig]:
+def sizes(run: Path) -> tuple[TransformerConfig, EagleHead]:
     target, _ = checkpoints.load_target(run / "model")
-    return target, EagleHeadConfig(
+    config = EagleHeadConfig(
         layer=target.layer, vocab_size=target.vocab_size, max_positions=64
     )
+    return target, EagleHead(config=config)
 
 
 @pytest.fixture(scope="module")
-def pair(run: Path, sizes: tuple[TransformerConfig, EagleHeadConfig]) -> PairParams:
-    head = eagle_head.init_params(jax.random.key(0), sizes[1], "float32")
+def pair(run: Path, sizes: tuple[TransformerConfig, EagleHead]) -> PairParams:
+    head = sizes[1].init(jax.random.key(0), "float32")
     return PairParams(target=checkpoints.load_target(run / "model")[1], head=head)
 
 
@@ -69,12 +68,17 @@ def pair(run: Path, sizes: tuple[TransformerConfig, EagleHeadConfig]) -> PairPar
 def begun(
     run: Path,
     flags: list[str],
-    sizes: tuple[TransformerConfig, EagleHeadConfig],
+    sizes: tuple[TransformerConfig, EagleHead],
     pair: PairParams,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> list[str]:
     folder = tmp_path_factory.mktemp("together")
-    export_head(folder / "head", sizes[1], pair.head, Export(with_pickle=False))
+    export_head(
+        folder / "head",
+        sizes[1],
+        pair.head,
+        Export(with_pickle=False),
+    )
     texts = [json.dumps({"text": f"def f(x): return {i}\n"}) for i in range(80)]
     (folder / "texts.jsonl").write_text("\n".join(texts))
     (folder / "config.toml").write_text(CONFIG)
@@ -88,7 +92,7 @@ def begun(
 def losses(
     params: PairParams,
     batch: PairRows,
-    sizes: tuple[TransformerConfig, EagleHeadConfig],
+    sizes: tuple[TransformerConfig, EagleHead],
 ) -> tuple[jax.Array, jax.Array]:
     target, head = sizes
     return pair_losses(params, batch, None, target=target, head=head, loss=LOSS)[:2]
@@ -114,7 +118,7 @@ def largest(gradients: Any) -> float:
 
 
 def test_a_target_learns_the_next_tokens_of_source_alone(
-    pair: PairParams, sizes: tuple[TransformerConfig, EagleHeadConfig]
+    pair: PairParams, sizes: tuple[TransformerConfig, EagleHead]
 ) -> None:
     source = source_rows(rows())
     wanted = next_token_loss(pair.target, jnp.asarray(rows()), sizes[0])
@@ -125,7 +129,7 @@ def test_a_target_learns_the_next_tokens_of_source_alone(
 
 
 def test_what_a_head_needs_reaches_every_layer_of_its_target(
-    pair: PairParams, sizes: tuple[TransformerConfig, EagleHeadConfig]
+    pair: PairParams, sizes: tuple[TransformerConfig, EagleHead]
 ) -> None:
     def drafting(params: PairParams) -> jax.Array:
         return losses(params, own_texts(), sizes)[1]
@@ -234,7 +238,7 @@ def test_what_cannot_be_trained_is_refused(
 def test_a_head_with_an_embedding_table_of_its_own_is_refused(
     together: Main,
     begun: list[str],
-    sizes: tuple[TransformerConfig, EagleHeadConfig],
+    sizes: tuple[TransformerConfig, EagleHead],
     pair: PairParams,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

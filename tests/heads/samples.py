@@ -10,15 +10,14 @@ import numpy as np
 
 from eagle_jax.checkpoints import Export
 from eagle_jax.checkpoints.load import shapes_of
-from eagle_jax.heads import HEADS, export_head, head_of, open_head
+from eagle_jax.heads import export_head, open_head
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
 from eagle_jax.models.transformer import TransformerConfig
 from tests import tiny
 
-TARGET = HEADS["eagle3"].target(
-    tiny.target_config(num_layers=7),
-    Eagle3HeadConfig(draft_vocab_size=40, feature_size=96, **tiny.sizes()),
-)
+TARGET = tiny.head_of(
+    Eagle3HeadConfig(draft_vocab_size=40, feature_size=96, **tiny.sizes())
+).with_features(tiny.target_config(num_layers=7))
 USUAL = Eagle3HeadConfig(
     draft_vocab_size=40,
     feature_size=TARGET.feature_size,
@@ -93,7 +92,7 @@ KNOWN = np.setdiff1d(np.arange(64), np.arange(3, 51, 2))
 
 def weights(config: Any, dtype: str = "float32") -> Any:
     """Weights none of which is zero or one."""
-    shapes = shapes_of(head_of(config).init, config)
+    shapes = shapes_of(tiny.head_of(config).init)
     if not hasattr(shapes, "offsets"):
         return tiny.random_like(shapes, dtype)
     params = tiny.random_like(dataclasses.replace(shapes, offsets=None), dtype)
@@ -117,14 +116,14 @@ def write(
     fields: dict[str, Any] = {"with_pickle": False} | how
     given = Export(**fields)
     params = weights(config) if params is None else params
-    export_head(folder, config, params, given, layout)
+    export_head(folder, tiny.head_of(config), params, given, layout)
     return folder
 
 
 def read(folder: Path, dtype: str | None = None, target: Any = TARGET) -> Any:
     """The sizes and weights of a head as it is stored."""
     opened = open_head(folder, target)
-    return opened.config, opened.load(None, dtype)
+    return opened.head.config, opened.load(None, dtype)
 
 
 def load_head(
@@ -136,4 +135,4 @@ def load_head(
 ) -> tuple[Any, Any]:
     """The sizes and weights of a head, read for its target."""
     opened = open_head(folder, target)
-    return opened.config, opened.load(target_params, dtype, shardings)
+    return opened.head.config, opened.load(target_params, dtype, shardings)

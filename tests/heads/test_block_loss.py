@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax.heads import head_of
 from eagle_jax.heads.block.draft import BlockHead
 from eagle_jax.heads.block.loss import choose_anchors
 from eagle_jax.heads.loss import Batch
@@ -49,11 +48,10 @@ def setting() -> SimpleNamespace:
 
 
 def loss_of(model: BlockHead, given: SimpleNamespace, **settings: Any) -> Any:
-    kind = head_of(model.config)
     params = tiny.heads_params(model, given.tables)
     batch = Batch(rows=given.rows, features=given.features, tables=given.tables)
-    chosen = kind.loss_settings(**({"gamma": GAMMA} | settings))
-    return kind.loss(params.head, batch, model.config, chosen)
+    chosen = model.Loss(**({"gamma": GAMMA} | settings))
+    return model.loss(params.head, batch, chosen)
 
 
 def drafted(

@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax.heads import HeadModel, head_of
+from eagle_jax.checkpoints.load import shapes_of
+from eagle_jax.heads import Head
 from eagle_jax.heads.chains import draft_chains
-from eagle_jax.heads.eagle import model as eagle_head
-from eagle_jax.heads.eagle3 import model as eagle3_head
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.training.encode import EncodedExample
@@ -52,29 +51,19 @@ def packed_rows() -> PackedRows:
     return pack([EncodedExample(tokens=t, loss_mask=m) for t, m in pairs], 14)
 
 
-def keep(params: Any, config: Any, outputs: jax.Array) -> jax.Array:
-    return outputs
-
-
 def trained_chains(
-    config: Any,
+    head: Any,
     params: Any,
     table: jax.Array,
     features: jax.Array,
     rows: PackedRows,
 ) -> list[jax.Array]:
-    functions: Any = eagle_head.layer_inputs, keep
-    window = None
-    if isinstance(config, Eagle3HeadConfig):
-        functions = eagle3_head.layer_inputs, eagle3_head.recycle
-        window = config.sliding_window
-        features = eagle3_head.fuse(params, config, features)
-    call = functions, params, config, table, features, rows
-    return draft_chains(*call, steps=LEVELS, window=window)
+    features = head.fuse(params, features)
+    return draft_chains(head, params, table, features, rows, steps=LEVELS)
 
 
 def decoded_chains(
-    model: HeadModel, params: Any, tokens: jax.Array, features: jax.Array
+    model: Head, params: Any, tokens: jax.Array, features: jax.Array
 ) -> list[jax.Array]:
     """Drafts a chain of teacher tokens after every prompt of `[n]` tokens."""
     num = tokens.shape[0]
@@ -97,17 +86,13 @@ def decoded_chains(
 
 @pytest.mark.parametrize("name", HEADS)
 def test_a_level_is_what_decoding_drafts_after_true_features(name: str) -> None:
-    config, rows = HEADS[name], packed_rows()
-    model: Any = head_of(config).model(config)
-    shapes = jax.eval_shape(
-        lambda key: head_of(config).init(key, config), jax.random.key(0)
-    )
+    model, rows = tiny.head_of(HEADS[name]), packed_rows()
     # Of a size that lets no level grow: the bound is one of absolute values.
-    params = jax.tree.map(lambda x: x * 0.4, tiny.random_like(shapes))
+    params = jax.tree.map(lambda x: x * 0.4, tiny.random_like(shapes_of(model.init)))
     target: Any = tiny.random_target()
     shape = (*rows.tokens.shape, model.feature_size)
     features = jnp.asarray(np.random.default_rng(1).normal(size=shape), jnp.float32)
-    found = jax.jit(lambda *x: trained_chains(config, *x))(
+    found = jax.jit(lambda *x: trained_chains(model, *x))(
         params, target.embedding, features, rows
     )
     decode = jax.jit(lambda *x: decoded_chains(model, *x))

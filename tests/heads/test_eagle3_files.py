@@ -19,8 +19,8 @@ from eagle_jax.checkpoints import load_target
 from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.heads import HEADS
 from eagle_jax.heads.eagle3 import model as eagle3_head
-from eagle_jax.heads.eagle3.draft import Eagle3Head
 from eagle_jax.heads.eagle3.files import read_fields
+from eagle_jax.heads.eagle3.head import Eagle3Head
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig, feature_layers
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
@@ -219,7 +219,7 @@ def test_layers_are_named_by_their_outputs_where_the_first_is_1(
 
 def test_how_a_head_was_read_is_told() -> None:
     varied = dataclasses.replace(NORMS, recycles_normed=True, num_layers=2)
-    told = KIND.describe(TARGET, varied)
+    told = tiny.head_of(varied).describe(TARGET)
     assert told == (
         "an EAGLE-3 head that reads the inputs of layers 2, 3, 4 of the target's 7, "
         "normalises each of them, goes on from its normalised output, has 2 layers, "
@@ -242,7 +242,8 @@ def test_tensors_decide_where_fields_of_a_layer_are_wrong(tmp_path: Path) -> Non
 
 def test_a_target_needs_three_different_features() -> None:
     def wanted(num_layers: int) -> TransformerConfig:
-        return KIND.target(tiny.target_config(num_layers=num_layers), USUAL)
+        target = tiny.target_config(num_layers=num_layers)
+        return tiny.head_of(USUAL).with_features(target)
 
     for num_layers in range(7, 100):
         found = wanted(num_layers)

@@ -10,20 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.heads import chains
-from eagle_jax.heads.eagle3 import model as eagle3_head
+from eagle_jax.heads.eagle3.head import Eagle3Head
 from eagle_jax.heads.eagle3.loss import USUAL_LEVELS, Eagle3Loss, eagle3_loss
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
 from eagle_jax.heads.loss import Batch
 from eagle_jax.heads.rows import PackedRows
 from tests import tiny
-from tests.heads.test_chains import EAGLE3, keep, packed_rows
+from tests.heads.test_chains import EAGLE3, packed_rows
 from tests.heads.test_eagle_loss import log_softmax, numpy_token_loss
 
 HEAD = Eagle3HeadConfig(**tiny.sizes(), **EAGLE3)
 WHOLE = dataclasses.replace(HEAD, draft_vocab_size=HEAD.vocab_size)
 KNOWN = np.sort(np.random.default_rng(4).choice(64, 40, replace=False))
-LOSS = jax.jit(eagle3_loss, static_argnums=(2, 3))
+LOSS = jax.jit(eagle3_loss, static_argnums=(0, 3))
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +41,7 @@ def setting() -> SimpleNamespace:
 
 
 def params_of(head: Eagle3HeadConfig) -> Any:
-    shapes = jax.eval_shape(
-        lambda key: eagle3_head.init_params(key, head), jax.random.key(0)
-    )
-    params = tiny.random_like(shapes)
+    params = tiny.random_like(shapes_of(Eagle3Head(config=head).init))
     if head.draft_vocab_size == head.vocab_size:
         return params
     offsets = jnp.asarray(KNOWN - np.arange(len(KNOWN)), jnp.int32)
@@ -58,11 +56,10 @@ def numpy_loss(
     levels = USUAL_LEVELS if levels is None else levels
     inputs, hidden = np.split(setting.features, [head.feature_size], axis=-1)
     outputs = chains.draft_chains(
-        (eagle3_head.layer_inputs, keep),
+        Eagle3Head(config=head),
         params,
-        head,
         setting.tables.embedding,
-        eagle3_head.fuse(params, head, jnp.asarray(inputs)),
+        Eagle3Head(config=head).fuse(params, jnp.asarray(inputs)),
         rows,
         steps=levels,
     )
@@ -123,7 +120,7 @@ def run(
         features=setting.features,
         tables=setting.tables,
     )
-    return LOSS(params_of(head), batch, head, config)
+    return LOSS(Eagle3Head(config=head), params_of(head), batch, config)
 
 
 def test_nothing_to_predict_gives_a_loss_of_zero(setting: SimpleNamespace) -> None:
@@ -137,25 +134,23 @@ def test_nothing_to_predict_gives_a_loss_of_zero(setting: SimpleNamespace) -> No
 def test_gradients_flow_through_all_levels_and_to_the_head_alone(
     setting: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, is_cut: bool
 ) -> None:
-    whole = chains.draft_chains
 
     def loss(params: Any, tables: Any) -> jax.Array:
         batch = Batch(rows=setting.rows, features=setting.features, tables=tables)
-        return eagle3_loss(params, batch, WHOLE, Eagle3Loss(alignment=2))[0]
+        return eagle3_loss(
+            Eagle3Head(config=WHOLE), params, batch, Eagle3Loss(alignment=2)
+        )[0]
 
     def gradients() -> Any:
         gradient = jax.grad(functools.partial(loss), argnums=(0, 1))
         return jax.jit(gradient)(params_of(WHOLE), setting.tables)
 
-    def other(functions: Any, *inputs: Any, **settings: Any) -> Any:
-        def recycle(params: Any, config: Any, outputs: jax.Array) -> jax.Array:
-            return jax.lax.stop_gradient(outputs) if is_cut else outputs
-
-        return whole((functions[0], recycle), *inputs, **settings)
+    def recycle(head: Any, params: Any, outputs: jax.Array) -> jax.Array:
+        return jax.lax.stop_gradient(outputs) if is_cut else outputs
 
     ours, borrowed = gradients()
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(ours))
     assert not any(np.abs(leaf).max() for leaf in jax.tree.leaves(borrowed))
-    monkeypatch.setattr("eagle_jax.heads.eagle3.loss.draft_chains", other)
+    monkeypatch.setattr(Eagle3Head, "recycle", recycle)
     theirs, _ = gradients()
     assert np.allclose(ours.fc, theirs.fc, atol=1e-6) != is_cut

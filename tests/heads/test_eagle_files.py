@@ -11,8 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from eagle_jax.heads import HEADS, open_head
-from eagle_jax.heads.eagle import model as eagle_head
-from eagle_jax.heads.eagle.model import EagleHeadConfig
+from eagle_jax.heads.eagle import EagleHead, EagleHeadConfig
 from eagle_jax.models.rope import RopeConfig
 from tests.heads.samples import table, weights, write
 from tests.tiny import HEAD, ROPES
@@ -60,7 +59,7 @@ _HEADS: dict[str, tuple[dict[str, Any], int, float]] = {
 def _num_weights(config: EagleHeadConfig) -> int:
     """Of a head with a copy of its target's embedding table, as all of these are."""
     shapes = jax.eval_shape(
-        lambda key: eagle_head.init_params(key, config), jax.random.key(0)
+        lambda key: EagleHead(config=config).init(key), jax.random.key(0)
     )
     table = config.vocab_size * config.layer.hidden_size
     return table + sum(leaf.size for leaf in jax.tree.leaves(shapes))
@@ -115,7 +114,7 @@ def test_a_head_has_the_names_and_shapes_of_the_published_ones(
     stored = load_file(tmp_path / "head" / "model.safetensors")
     assert {name: tensor.shape for name, tensor in stored.items()} == expected
     opened = open_head(tmp_path / "head")
-    assert opened.config == config
+    assert opened.head.config == config
     chex.assert_trees_all_equal(opened.load(None, None), params)
 
 
@@ -191,7 +190,7 @@ def test_the_shared_head_is_exported_as_it_was_published(
     source = shared / "models" / "stories260K-eagle"
     opened = open_head(source)
     params = opened.load(None, None)
-    write(tmp_path / "head", opened.config, params, with_pickle=True)
+    write(tmp_path / "head", opened.head.config, params, with_pickle=True)
     published, exported = (
         torch.load(folder / "pytorch_model.bin", weights_only=True)
         for folder in (source, tmp_path / "head")

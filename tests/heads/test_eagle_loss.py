@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 
 from eagle_jax.checkpoints.export_files import host_tensors
-from eagle_jax.heads import chains, head_of
-from eagle_jax.heads.eagle import model as eagle_head
-from eagle_jax.heads.eagle.loss import EagleLoss, add_noise, eagle_loss
-from eagle_jax.heads.eagle.model import EagleHeadConfig
+from eagle_jax.heads.eagle import EagleHead, EagleHeadConfig
+from eagle_jax.heads.eagle.loss import EagleLoss, add_noise
 from eagle_jax.heads.loss import Batch, pair_weights, target_features
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.heads.settings import ChainLoss
@@ -42,9 +40,9 @@ TARGET = Transformer(
     config=TransformerConfig(layer=LAYER, num_layers=2, vocab_size=19, max_positions=64)
 )
 
-LOSS = jax.jit(eagle_loss, static_argnums=(2, 3))
 FEATURES = jax.jit(target_features, static_argnums=0)
-HEAD = EagleHeadConfig(layer=LAYER, vocab_size=19, max_positions=64)
+HEAD = EagleHead(config=EagleHeadConfig(layer=LAYER, vocab_size=19, max_positions=64))
+LOSS = jax.jit(HEAD.loss, static_argnums=2)
 LENGTHS = ((7, 3), (5, 5), (2, 9, 1))  # Of the segments of each row of 12 tokens.
 
 
@@ -57,7 +55,7 @@ def setting() -> SimpleNamespace:
         return x * 8 if x.ndim == 2 else x
 
     target_params = jax.tree.map(grow, target_params)
-    params = jax.tree.map(grow, eagle_head.init_params(jax.random.key(1), HEAD))
+    params = jax.tree.map(grow, HEAD.init(jax.random.key(1)))
     params = dataclasses.replace(params, fc_bias=jnp.linspace(-0.5, 0.5, 16))
     random = np.random.default_rng(0)
     samples = [
@@ -86,7 +84,7 @@ def loss_of(setting: SimpleNamespace, config: EagleLoss, key: jax.Array | None =
         tables=setting.target_params,
         key=key,
     )
-    return LOSS(setting.params, batch, HEAD, config)
+    return LOSS(setting.params, batch, config)
 
 
 def rotate(x: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -128,7 +126,7 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 
 def numpy_weights(setting: SimpleNamespace) -> dict[str, np.ndarray]:
     """The head's weights in `[out, in]`, as the official files hold them."""
-    (table,) = head_of(HEAD).layouts(HEAD).values()
+    (table,) = HEAD.tensor_names().values()
     named = host_tensors(setting.params, setting.params, table, "float32")
     return {
         ours.removeprefix("layer."): np.asarray(named[official], np.float64)
@@ -228,17 +226,13 @@ def test_no_gradient_flows_through_the_features_between_levels(
         batch = Batch(
             rows=setting.rows, features=setting.features, tables=setting.target_params
         )
-        return eagle_loss(params, batch, HEAD, EagleLoss(alignment=2))[0]
+        return HEAD.loss(params, batch, EagleLoss(alignment=2))[0]
 
-    ours, draft = gradient_of(loss, setting.params), chains.draft_chains
+    def recycle(head: Any, params: Any, outputs: jax.Array) -> jax.Array:
+        return jax.lax.stop_gradient(outputs) if is_cut else outputs
 
-    def other(functions: Any, *inputs: Any, **settings: Any) -> Any:
-        def recycle(params: Any, config: Any, outputs: jax.Array) -> jax.Array:
-            return jax.lax.stop_gradient(outputs) if is_cut else outputs
-
-        return draft((functions[0], recycle), *inputs, **settings)
-
-    monkeypatch.setattr("eagle_jax.heads.eagle.loss.draft_chains", other)
+    ours = gradient_of(loss, setting.params)
+    monkeypatch.setattr(EagleHead, "recycle", recycle)
     theirs = gradient_of(loss, setting.params)
     assert np.allclose(ours, theirs, atol=1e-6) == is_cut
 
@@ -268,7 +262,7 @@ def test_gradients_flow_to_the_head_only(setting: SimpleNamespace) -> None:
             tables=borrowed,
             key=jax.random.key(0),
         )
-        return eagle_loss(params, batch, HEAD, EagleLoss())[0]
+        return HEAD.loss(params, batch, EagleLoss())[0]
 
     to_head, *to_others = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(
         setting.params, setting.target_params, setting.target_params

@@ -70,7 +70,7 @@ def test_a_full_disk_is_told_in_one_line_and_changes_nothing(
     how = Export(dtype="float16", overwrite=True)
     for path in (folder, tmp_path / "other"):
         refused(
-            lambda path=path: export_head(path, HEAD, weights(HEAD), how),
+            lambda path=path: export_head(path, tiny.head_of(HEAD), weights(HEAD), how),
             f"cannot write {path}: ",
             named,
             "free some space",

@@ -14,7 +14,7 @@ from eagle_jax.checkpoints import load_target, resolve, target_config
 from eagle_jax.config import StaticConfig, TreeConfig
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.heads import HEADS
-from eagle_jax.heads.hydra import model as hydra_model
+from eagle_jax.heads import hydra as hydra_model
 from eagle_jax.methods import METHODS, Context
 from eagle_jax.tree import MEDUSA_TREE, from_paths
 from tests.conftest import NEEDS_TORCH, Main
@@ -77,7 +77,7 @@ def test_medusas_heads_score_as_plain_pytorch_does(
     target = load_target(folder)
     config, weights = load_head(heads, *target)
     assert config.num_heads == LAYOUTS[layout]["heads"] == len(weights.heads)
-    model = HEADS["medusa"].model(config)
+    model = HEADS["medusa"](config=config)
     params = model.join(weights, target[1])
     rng = np.random.default_rng(1)
     hidden = rng.normal(size=(3, config.hidden_size)).astype(np.float32)

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax.heads import head_of
-from eagle_jax.heads.hydra.model import HydraConfig
+from eagle_jax.checkpoints.load import shapes_of
+from eagle_jax.heads.hydra import HydraConfig
 from eagle_jax.heads.loss import Batch, target_features
-from eagle_jax.heads.medusa.model import MedusaConfig
+from eagle_jax.heads.medusa import MedusaConfig
 from eagle_jax.models import transformer
 from eagle_jax.models.transformer import Transformer, output_head
 from eagle_jax.training.encode import EncodedExample
@@ -45,8 +45,7 @@ def setting() -> SimpleNamespace:
 
 
 def weights(head: Any) -> Any:
-    init = head_of(head).init
-    return tiny.random_like(jax.eval_shape(lambda: init(jax.random.key(0), head)))
+    return tiny.random_like(shapes_of(tiny.head_of(head).init))
 
 
 def loss_of(
@@ -56,13 +55,13 @@ def loss_of(
     features: Any = None,
     **settings: Any,
 ) -> Any:
-    kind = head_of(head)
+    kind = tiny.head_of(head)
     batch = Batch(
         rows=given.rows,
         features=given.features if features is None else features,
         tables=given.params,
     )
-    return kind.loss(params, batch, head, kind.loss_settings(**settings))
+    return kind.loss(params, batch, kind.Loss(**settings))
 
 
 def logits_at(head: Any, params: Any, given: SimpleNamespace, *at: int) -> Any:
@@ -151,17 +150,17 @@ def test_the_prefix_layer_never_reads_another_text(setting: SimpleNamespace) -> 
 def test_new_heads_begin_with_the_targets_output_head(
     setting: SimpleNamespace, kind: str
 ) -> None:
-    head = HEADS[kind]
-    params = head_of(head).init(jax.random.key(0), head)
-    begun = head_of(head).begin(params, setting.params, None)
+    head = tiny.head_of(HEADS[kind])
+    params = head.init(jax.random.key(0))
+    begun = head.init_from_target(params, setting.params, None)
     for one in begun.heads:
         np.testing.assert_array_equal(one.output_head, output_head(setting.params))
 
 
 def test_new_medusa_heads_repeat_the_target(setting: SimpleNamespace) -> None:
-    medusa = head_of(MEDUSA)
-    new = medusa.init(jax.random.key(0), MEDUSA)
-    params = medusa.begin(new, setting.params, None)
+    medusa = tiny.head_of(MEDUSA)
+    new = medusa.init(jax.random.key(0))
+    params = medusa.init_from_target(new, setting.params, None)
     given = SimpleNamespace(features=setting.features)
     found = logits_at(MEDUSA, params, given, 2, 0, 3)
     table = output_head(setting.params)

@@ -8,12 +8,17 @@ import pytest
 
 from eagle_jax.heads import HEADS
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
-from eagle_jax.heads.rows import PackedRows
-from eagle_jax.training.config import DataConfig, TrainConfig, new_sizes
+from eagle_jax.heads.rows import PackedRows, known_tokens
+from eagle_jax.training.config import DataConfig, TrainConfig, new_head
 from tests import tiny
 from tests.helpers import refused
 
 EAGLE3 = HEADS["eagle3"]
+
+
+def new_sizes(target: Any, config: TrainConfig) -> Any:
+    """The sizes of a new head."""
+    return new_head(target, config).config
 
 
 def settings_of(head: dict[str, Any], loss: dict[str, Any] | None = None) -> Any:
@@ -33,7 +38,7 @@ def known_of(tokens: list[int], mask: list[int], known: int) -> list[int] | None
     )
     sizes = tiny.sizes(vocab_size=8)
     head = Eagle3HeadConfig(**sizes, draft_vocab_size=known, feature_size=96)
-    found = EAGLE3.vocabulary(rows, head)
+    found = known_tokens(rows, head)
     return None if found is None else found.tolist()
 
 
@@ -105,7 +110,7 @@ def test_layers_and_tokens_that_a_target_lacks_are_refused(
     target = tiny.target_config(num_layers=3)
 
     def act() -> None:
-        own = TrainConfig(head=EAGLE3.settings(**head), data=DataConfig(row_length=32))
+        own = TrainConfig(head=EAGLE3.Settings(**head), data=DataConfig(row_length=32))
         new_sizes(target, own)
 
     refused(act, named)

@@ -9,7 +9,7 @@ import pytest
 from eagle_jax.config import TreeConfig
 from eagle_jax.drafting import DraftModel
 from eagle_jax.engine.pairs import open_pair
-from eagle_jax.heads.eagle.draft import EagleHead
+from eagle_jax.heads.eagle import EagleHead
 from eagle_jax.heads.eagle.vocabulary import read_vocabulary
 from tests import tiny
 from tests.helpers import refused, settings_of

@@ -21,7 +21,7 @@ from eagle_jax.decoding import autoregressive
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.engine.pairs import open_pair
-from eagle_jax.heads import export_head, head_of
+from eagle_jax.heads import export_head
 from eagle_jax.interface import Params
 from eagle_jax.models.linear import at_once, linear
 from eagle_jax.models.transformer import Transformer, TransformerConfig
@@ -46,10 +46,9 @@ PATHS = [[0], [1], [0, 0], [1, 0], [0, 0, 0]]
 def write(folder: Path, target: TransformerConfig, heads: Any) -> str:
     """Writes random heads for the tiny target; returns their method."""
     assert target.layer == tiny.LAYER
-    head = head_of(heads.config)
-    weights = tiny.random_like(shapes_of(head.init, heads.config))
-    export_head(folder, heads.config, weights, Export(with_pickle=False))
-    return head.name
+    weights = tiny.random_like(shapes_of(heads.init))
+    export_head(folder, heads, weights, Export(with_pickle=False))
+    return heads.name
 
 
 def check_heads(pair: Path, home: Path) -> None:

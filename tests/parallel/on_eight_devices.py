@@ -24,10 +24,9 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.logprobs import LogprobsConfig
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.drafting import TreeDrafter
-from eagle_jax.heads.eagle import model as eagle_head
-from eagle_jax.heads.eagle.loss import EagleLoss
+from eagle_jax.heads.eagle import EagleHead, EagleLoss
 from eagle_jax.heads.eagle3 import model as eagle3_head
-from eagle_jax.heads.eagle3.draft import Eagle3Head
+from eagle_jax.heads.eagle3.head import Eagle3Head
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.interface import Params
@@ -342,7 +341,7 @@ def check_training() -> None:
     """A training step moves sums, and no weight; nor does reading the target."""
     experts = {"num_experts": 4, "experts_per_token": 2}
     config = tiny.target_config(num_layers=1, num_kv_heads=4, **experts, **SMALL)
-    head = tiny.head_config(num_kv_heads=4, **SMALL)
+    head = EagleHead(config=tiny.head_config(num_kv_heads=4, **SMALL))
     step = StepConfig(
         target=Transformer(config=config),
         head=head,
@@ -353,9 +352,7 @@ def check_training() -> None:
     shape = MeshShape(data=2, tensor=2)
     devices = jax.devices()[:4]
     sharding = shard_pair(shape, config, batch_size=ROWS, devices=devices)
-    sharding = sharding.with_drafter(
-        head.layer, shapes_of(eagle_head.init_params, head)
-    )
+    sharding = sharding.with_drafter(head.config.layer, shapes_of(head.init))
     shardings = state_shardings(step, sharding)
     state = state_shapes(step, shardings)
     for moments in (state.params, state.opt_state[1][0].mu, state.opt_state[1][0].nu):

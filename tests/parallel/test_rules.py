@@ -9,16 +9,13 @@ import pytest
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.tree_util import GetAttrKey
 
+from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import TreeDrafter
-from eagle_jax.heads import head_of
-from eagle_jax.heads.eagle import model as eagle_head
-from eagle_jax.heads.eagle.draft import EagleHead
-from eagle_jax.heads.eagle3 import model as eagle3_head
+from eagle_jax.heads.eagle import EagleHead
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
-from eagle_jax.heads.hydra import model as hydra_heads
-from eagle_jax.heads.hydra.model import HydraConfig
+from eagle_jax.heads.hydra import HydraConfig
 from eagle_jax.models import transformer
 from eagle_jax.models.cache import init_cache
 from eagle_jax.models.layers import LayerConfig
@@ -63,10 +60,6 @@ EXPECTED = {
 }
 
 
-def shapes(init: Any, config: Any) -> Any:
-    return jax.eval_shape(lambda key: init(key, config), jax.random.key(0))
-
-
 def held(shardings: Any, arrays: Any) -> dict[str, set[tuple[int, ...]]]:
     """By the name of its field: the shapes that a device holds of a weight."""
     assert jax.tree.structure(shardings) == jax.tree.structure(arrays)
@@ -104,7 +97,7 @@ def test_every_weight_of_a_target_has_its_place(num_experts: int, tied: bool) ->
         experts_per_token=num_experts // 2,
     )
     config = dataclasses.replace(TARGET, layer=layer, tie_embeddings=tied)
-    params = shapes(transformer.init_params, config)
+    params = shapes_of(transformer.init_params, config)
     found = held(param_shardings(MESH, split_rules(MESH, layer), params), params)
     experts: dict[str, Any] = {  # Narrow ones are whole, where devices divide them.
         0: {},
@@ -121,7 +114,7 @@ def test_every_weight_of_a_target_has_its_place(num_experts: int, tied: bool) ->
 
 def test_every_weight_of_a_head_has_its_place() -> None:
     head = tiny.head_config(layer=LAYER)
-    params = shapes(eagle_head.init_params, head)
+    params = shapes_of(tiny.head_of(head).init)
     params = dataclasses.replace(params, embedding=jax.ShapeDtypeStruct((64, 32), "f4"))
     rules = draft_rules(MESH, LAYER, params)
     found = held(param_shardings(MESH, rules, params), params)
@@ -136,7 +129,7 @@ def test_every_weight_of_an_eagle3_head_has_its_place() -> None:
         has_feature_norms=True,
         **tiny.sizes(layer=LAYER),
     )
-    params = shapes(eagle3_head.init_params, head)
+    params = shapes_of(tiny.head_of(head).init)
     rules = draft_rules(MESH, LAYER, params)
     found = held(param_shardings(MESH, rules, params), params)
     both = dict.fromkeys(("query", "key", "value"), (64, 16))
@@ -147,18 +140,19 @@ def test_every_weight_of_an_eagle3_head_has_its_place() -> None:
 @pytest.mark.parametrize("layer", [None, LAYER])
 def test_every_weight_of_hydra_heads_has_its_place(layer: LayerConfig | None) -> None:
     config = HydraConfig(num_heads=2, hidden_size=32, vocab_size=64, layer=layer)
-    params = shapes(hydra_heads.init_params, config)
+    params = shapes_of(tiny.head_of(config).init)
     rules = draft_rules(MESH, layer, params)
     found = held(param_shardings(MESH, rules, params), params)
     check(found, params, EXPECTED | {"output_bias": (16,)})
     assert {"linear", "linear_bias", "residual", "residual_bias"} <= found.keys()
-    odd = shapes(hydra_heads.init_params, dataclasses.replace(config, vocab_size=63))
+    odd = dataclasses.replace(config, vocab_size=63)
+    odd = shapes_of(tiny.head_of(odd).init)
     assert draft_rules(MESH, layer, odd) == WHOLE
 
 
 def test_every_weight_of_a_block_head_has_its_place() -> None:
     head = tiny.block(64, is_next=True, layer=LAYER)
-    params = shapes(head_of(head.config).init, head.config)
+    params = shapes_of(head.init)
     rules = draft_rules(MESH, LAYER, params)
     found = held(param_shardings(MESH, rules, params), params)
     check(found, params, EXPECTED | {"before": (16, 3), "after": (3, 16)})
@@ -166,7 +160,9 @@ def test_every_weight_of_a_block_head_has_its_place() -> None:
 
 
 def test_few_key_value_heads_are_where_their_queries_are() -> None:
-    params = shapes(transformer.init_params, dataclasses.replace(TARGET, layer=FEW_KV))
+    params = shapes_of(
+        transformer.init_params, dataclasses.replace(TARGET, layer=FEW_KV)
+    )
     rules = split_rules(SHARED_KV, FEW_KV)
     found = held(param_shardings(SHARED_KV, rules, params), params)
     assert found["query"] == {EXPECTED["query"]}
@@ -179,7 +175,7 @@ def test_a_draft_model_that_cannot_be_split_is_whole() -> None:
         dataclasses.replace(LAYER, intermediate_size=50),
     ):
         head = tiny.head_config(layer=layer)
-        params = shapes(eagle_head.init_params, head)
+        params = shapes_of(tiny.head_of(head).init)
         assert draft_rules(MESH, layer, params) == WHOLE
         for sharding in jax.tree.leaves(param_shardings(MESH, WHOLE, params)):
             assert sharding.is_fully_replicated
@@ -190,7 +186,7 @@ def test_every_array_of_a_state_is_split_by_rows(draft_layer: LayerConfig) -> No
     head = tiny.head_config(layer=draft_layer)
     drafter = TreeDrafter(model=EagleHead(config=head), tree=chain(3))
     state = jax.eval_shape(lambda: _state(drafter))
-    params = shapes(eagle_head.init_params, head)
+    params = shapes_of(tiny.head_of(head).init)
     target, draft = split_rules(MESH, LAYER), draft_rules(MESH, draft_layer, params)
     shardings = row_shardings(MESH, target, draft, state)
     assert jax.tree.structure(shardings) == jax.tree.structure(state)

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from eagle_jax.config import TreeConfig
-from eagle_jax.heads import head_of
-from eagle_jax.heads.eagle.loss import EagleLoss
+from eagle_jax.heads.eagle import EagleHead, EagleLoss
 from eagle_jax.heads.eagle3.loss import Eagle3Loss
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
 from eagle_jax.heads.loss import target_features
-from eagle_jax.heads.medusa.model import MedusaConfig
+from eagle_jax.heads.medusa import MedusaConfig, MedusaHeads
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.heads.settings import LevelLoss
 from eagle_jax.models import transformer
@@ -51,7 +50,7 @@ from tests import tiny
 
 CONFIG = StepConfig(
     target=Transformer(config=tiny.target_config(num_layers=1)),
-    head=tiny.HEAD,
+    head=EagleHead(config=tiny.HEAD),
     loss=EagleLoss(),
     optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=2),
     steps=20,
@@ -115,7 +114,8 @@ def test_a_step_leaves_the_tokens_that_a_head_knows_alone(
         config=tiny.target_config(num_layers=3, feature_layers=(0, 1, 2)), dtype=dtype
     )
     sizes = tiny.sizes(vocab_size=64)
-    head = Eagle3HeadConfig(**sizes, draft_vocab_size=9, feature_size=96)
+    own = Eagle3HeadConfig(**sizes, draft_vocab_size=9, feature_size=96)
+    head = tiny.head_of(own)
     config = dataclasses.replace(
         CONFIG, target=target, head=head, dtype=dtype, loss=Eagle3Loss(alignment=2)
     )
@@ -241,8 +241,10 @@ def test_medusas_heads_are_measured_with_the_tree_that_they_draft(
     rows: PackedRows, target_params: transformer.TransformerParams
 ) -> None:
     layer = CONFIG.target.config.layer
-    heads = MedusaConfig(
-        num_heads=2, num_layers=1, hidden_size=layer.hidden_size, vocab_size=64
+    heads = MedusaHeads(
+        config=MedusaConfig(
+            num_heads=2, num_layers=1, hidden_size=layer.hidden_size, vocab_size=64
+        )
     )
     evaluate = make_evaluation(
         TrainingData(rows=rows, held_out=rows, prompts=[[1, 2, 3], [4]]),
@@ -254,7 +256,7 @@ def test_medusas_heads_are_measured_with_the_tree_that_they_draft(
         step_config=dataclasses.replace(CONFIG, head=heads, loss=LevelLoss()),
         sharding=shard_pair(MeshShape(), CONFIG.target.config, batch_size=4),
     )
-    found = evaluate(head_of(heads).init(jax.random.key(0), heads), target_params)
+    found = evaluate(heads.init(jax.random.key(0)), target_params)
     assert (found.tokens_per_round or 0) > 1
 
 

@@ -29,7 +29,7 @@ from eagle_jax.training.config import (
     DataConfig,
     RunConfig,
     TrainConfig,
-    new_sizes,
+    new_head,
 )
 from eagle_jax.training.conversations import fingerprint
 from eagle_jax.training.trainer import Trained, TrainJob, train_head
@@ -149,16 +149,16 @@ def test_a_head_has_nothing_that_only_its_target_can_have() -> None:
     """The official layout has neither norms of queries nor experts."""
     biases = {"qkv_bias": True, "qk_norm": True}
     target = tiny.target_config(**biases, num_experts=4, experts_per_token=2)
-    head = new_sizes(target, TrainConfig())
+    head = new_head(target, TrainConfig()).config
     assert head.layer == tiny.LAYER
     assert (head.vocab_size, head.max_positions) == (64, 512)
-    assert new_sizes(target, CONFIG).max_positions == 32
+    assert new_head(target, CONFIG).config.max_positions == 32
 
 
 def test_a_head_has_the_sizes_that_are_set() -> None:
     def layer(**sizes: Any) -> Any:
-        wanted = dataclasses.replace(CONFIG, head=HEADS["eagle2"].settings(**sizes))
-        return new_sizes(tiny.TARGET, wanted).layer
+        wanted = dataclasses.replace(CONFIG, head=HEADS["eagle2"].Settings(**sizes))
+        return new_head(tiny.TARGET, wanted).config.layer
 
     found = layer(num_heads=2, intermediate_size=40)
     assert (found.num_heads, found.num_kv_heads, found.head_dim) == (2, 2, 16)
@@ -196,7 +196,7 @@ def test_heads_of_every_kind_are_exported_and_drafted_with(
 ) -> None:
     folder = eagle3_pair if kind == "eagle3" else tiny_pair
     settings = STILL | {"steps": 2, "learning_rate": 0.01, "cache_features": True}
-    settings["head"] = HEADS[kind].settings(**sizes)
+    settings["head"] = HEADS[kind].Settings(**sizes)
     trained = train(folder, data, tmp_path / "run", **settings)
     assert trained.data.features is not None
     target, tree = str(folder / "target"), TREE
@@ -224,11 +224,12 @@ def test_a_head_that_is_trained_further_keeps_what_no_setting_names(
     begun, kind = tmp_path / "begun", HEADS["eagle3"]
     usual: Any = kind.read_config(eagle3_pair / "head")
     layer = dataclasses.replace(usual.layer, rope=RopeConfig(theta=77.0))
-    head = dataclasses.replace(usual, layer=layer, has_feature_norms=True)
-    export_head(begun, head, kind.init(jax.random.key(0), head))
-    given = {"head": kind.settings(), "begin_with": str(begun)}
+    sizes = dataclasses.replace(usual, layer=layer, has_feature_norms=True)
+    head = kind(config=sizes)
+    export_head(begun, head, head.init(jax.random.key(0)))
+    given = {"head": kind.Settings(), "begin_with": str(begun)}
     further = train(eagle3_pair, data, tmp_path / "further", **STILL, **given)
-    assert kind.read_config(further.head) == head
+    assert kind.read_config(further.head) == sizes
     kept, given = tensors_of(further.head), tensors_of(begun)
     chex.assert_trees_all_close(kept, given, rtol=0, atol=1e-20)
 
@@ -271,7 +272,7 @@ def test_heads_of_another_kind_or_size_are_not_trained_further(
     safetensors.numpy.save_file(tensors, own / "model.safetensors")
 
     def begin(folder: Path, *named: str, kind: Any = "eagle2", **sizes: Any) -> None:
-        output, head = tmp_path / "run", HEADS[kind].settings(**sizes)
+        output, head = tmp_path / "run", HEADS[kind].Settings(**sizes)
         given = {"head": head, "begin_with": str(folder)}
         refused(lambda: train(eagle3_pair, data, output, **given), *named)
         assert not output.exists()

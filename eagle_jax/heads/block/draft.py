@@ -17,6 +17,7 @@ from eagle_jax.heads.block.model import (
     text_entries,
 )
 from eagle_jax.heads.feature import HeadParams, join
+from eagle_jax.heads.head import Head
 from eagle_jax.interface import PromptChunk
 from eagle_jax.interface.ordering import after
 from eagle_jax.models import cache as kv
@@ -55,25 +56,15 @@ class BlockOutput:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BlockHead:
+class BlockHead(Head):
     """A head that drafts a block in one pass.
 
     All nodes of a level have the same children, unless a Markov head knows their
     tokens: a tree is grown from tables, and nothing is run again for it.
-
-    Attributes:
-        config: The head's sizes.
-        dtype: The type of its cache and features.
     """
 
     config: BlockHeadConfig
-    dtype: str = "float32"
     join = staticmethod(functools.partial(join, borrows_output_head=True))
-
-    @property
-    def vocab_size(self) -> int:
-        """See `DraftModel.vocab_size`."""
-        return self.config.vocab_size
 
     @property
     def max_levels(self) -> int:

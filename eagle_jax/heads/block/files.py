@@ -19,7 +19,7 @@ from eagle_jax.checkpoints.hf_fields import MOST_POSITIONS, Fields
 from eagle_jax.checkpoints.names import LAYER
 from eagle_jax.errors import InputError
 from eagle_jax.heads.block.model import BlockHeadConfig, DSparkHeadConfig
-from eagle_jax.heads.eagle.files import common_fields, read_sizes
+from eagle_jax.heads.hf_config import common_fields, read_sizes
 
 NAMES = {
     "fc": "fc.weight",
@@ -33,7 +33,10 @@ NAMES = {
 }
 """The tensor names by path in `BlockHeadParams`."""
 
-BORROWED = ("embed_tokens.weight", "lm_head.weight")
+BORROWED = {
+    "target.embedding": "embed_tokens.weight",
+    "target.output_head": "lm_head.weight",
+}
 """The target's tables, of which DSpark's files hold copies that nobody trained."""
 
 ARCHITECTURES: dict[type, str] = {

@@ -4,9 +4,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import jax
+
 from eagle_jax.checkpoints.export_files import Export
 from eagle_jax.checkpoints.hf_fields import Fields
-from eagle_jax.checkpoints.weights import Weights, open_weights
+from eagle_jax.checkpoints.weights import open_weights
 from eagle_jax.config import require
 from eagle_jax.heads.block.draft import BlockHead
 from eagle_jax.heads.block.files import (
@@ -20,10 +22,11 @@ from eagle_jax.heads.block.files import (
 from eagle_jax.heads.block.loss import BlockLoss, DSparkLoss, block_loss
 from eagle_jax.heads.block.model import (
     BlockHeadConfig,
+    BlockHeadParams,
     DSparkHeadConfig,
     init_params,
 )
-from eagle_jax.heads.head import Head, check_size
+from eagle_jax.heads.loss import Batch, Metrics
 from eagle_jax.heads.settings import FeatureSettings
 from eagle_jax.models.transformer import TransformerConfig
 
@@ -84,40 +87,35 @@ class DSparkSettings(BlockSettings):
     markov_rank: int = 256
 
 
-class DFlash(Head):
-    """See `Head`."""
+class DFlashHead(BlockHead):
+    """A head of DFlash, whose rows predict their own token."""
 
-    name = family = "dflash"
+    name = "dflash"
     title = "a DFlash head"
-    config, settings, loss_settings = BlockHeadConfig, DFlashSettings, BlockLoss
-    reads_hidden = True
-    init = staticmethod(init_params)
-    loss = staticmethod(block_loss)
+    Config, Settings, Loss = BlockHeadConfig, DFlashSettings, BlockLoss
     block_size: ClassVar[int] = 16
 
-    def is_in(self, fields: Fields) -> bool:
-        """See `Head.is_in`; the architecture says how rows are read."""
-        return fields.get("architectures") == [ARCHITECTURES[self.config]]
+    @classmethod
+    def matches(cls, fields: Fields) -> bool:
+        # The architecture says how rows are read.
+        return fields.get("architectures") == [ARCHITECTURES[cls.Config]]
 
+    @classmethod
     def read_config(
-        self, folder: Path, target: TransformerConfig | None = None
+        cls, folder: Path, target: TransformerConfig | None = None
     ) -> BlockHeadConfig:
-        """See `Head.read_config`."""
         del target
         files = open_weights(folder)
         shapes = {name: files.shape(name) for name in files.names()}
         fields = Fields.read(folder)
-        return read_fields(fields, shapes, self.config)
+        return read_fields(fields, shapes, cls.Config)
 
-    def check(self, target: TransformerConfig, config: BlockHeadConfig) -> None:
-        """See `Head.check`."""
-        width = target.layer.hidden_size
-        check_size("hidden_size", config.layer.hidden_size, width)
-        check_size("vocab_size", config.vocab_size, target.vocab_size)
-        check_layers(config, target.num_layers)
+    def check_target(self, target: TransformerConfig) -> None:
+        super().check_target(target)
+        check_layers(self.config, target.num_layers)
 
-    def describe(self, target: TransformerConfig, config: BlockHeadConfig) -> str:
-        """See `Head.describe`."""
+    def describe(self, target: TransformerConfig) -> str:
+        config = self.config
         layers = ", ".join(map(str, config.feature_layers))
         says = "the next token" if config.predicts_next else "its own token"
         return (
@@ -126,14 +124,10 @@ class DFlash(Head):
             f"{config.block_size} rows, each of which predicts {says}"
         )
 
-    def model(self, config: BlockHeadConfig, dtype: str = "float32") -> BlockHead:
-        """See `Head.model`."""
-        return BlockHead(config=config, dtype=dtype)
-
-    def new(
-        self, target: TransformerConfig, settings: BlockSettings, length: int
+    @classmethod
+    def default_config(
+        cls, target: TransformerConfig, settings: BlockSettings, length: int
     ) -> BlockHeadConfig:
-        """See `Head.new`."""
         known, mask = target.vocab_size, settings.mask_token
         holds = mask is None or mask < known
         require(holds, "mask_token", mask, f"one of the target's {known} tokens")
@@ -141,11 +135,11 @@ class DFlash(Head):
             settings.layer(target.layer), qk_norm=settings.qk_norm
         )
         rank = getattr(settings, "markov_rank", 0)
-        config = self.config(
+        config = cls.Config(
             layer=layer,
             vocab_size=known,
             max_positions=length,
-            block_size=settings.block_size or self.block_size,
+            block_size=settings.block_size or cls.block_size,
             mask_token=known - 1 if mask is None else mask,
             feature_layers=settings.layers or feature_layers(target.num_layers),
             num_target_layers=target.num_layers,
@@ -157,30 +151,29 @@ class DFlash(Head):
         check_layers(config, target.num_layers)
         return config
 
-    def layouts(self, config: BlockHeadConfig) -> dict[str, dict[str, str]]:
-        """See `Head.layouts`."""
-        del config
-        return {"layers": NAMES}
+    def tensor_names(self) -> dict[str, dict[str, str]]:
+        return {"layers": NAMES | BORROWED}
 
-    def fields(self, config: BlockHeadConfig, how: Export) -> dict[str, Any]:
-        """See `Head.fields`."""
-        return written_fields(config, how.dtype)
+    def to_hf_config(self, how: Export) -> dict[str, Any]:
+        return written_fields(self.config, how.dtype)
 
-    def forget(self, files: Weights) -> None:
-        """See `Head.forget`; both tables are the target's."""
-        files.leave_out(BORROWED, "the target has these tables")
+    def init(self, key: jax.Array, dtype: str = "float32") -> BlockHeadParams:
+        return init_params(key, self.config, dtype)
 
-    def target(
-        self, target: TransformerConfig, config: BlockHeadConfig
-    ) -> TransformerConfig:
-        """See `Head.target`; its features are the inputs of some layers."""
-        return dataclasses.replace(target, feature_layers=config.feature_layers)
+    def loss(
+        self, params: BlockHeadParams, batch: Batch, settings: BlockLoss
+    ) -> tuple[jax.Array, Metrics]:
+        return block_loss(params, batch, self.config, settings)
+
+    def with_features(self, target: TransformerConfig) -> TransformerConfig:
+        """Returns the target, whose features are the inputs of some layers."""
+        return dataclasses.replace(target, feature_layers=self.config.feature_layers)
 
 
-class DSpark(DFlash):
-    """See `Head`."""
+class DSparkHead(DFlashHead):
+    """A head of DSpark, whose rows predict the next token."""
 
-    name = family = "dspark"
+    name = "dspark"
     title = "a DSpark head"
-    config, settings, loss_settings = DSparkHeadConfig, DSparkSettings, DSparkLoss
+    Config, Settings, Loss = DSparkHeadConfig, DSparkSettings, DSparkLoss
     block_size = 7

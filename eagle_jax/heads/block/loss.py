@@ -53,6 +53,7 @@ class BlockLoss(LossSettings):
             drafts are accepted.
     """
 
+    reads_hidden = True
     anchors: int = 512
     gamma: float = 4.0
     block_loss: Literal["tokens", "variation", "alpha"] = "tokens"

@@ -1,14 +1,14 @@
 """The loss of an EAGLE-1/2 head (EAGLE-1, section 3.2; HASS, section 3)."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from eagle_jax.heads.chains import draft_chains
-from eagle_jax.heads.eagle import model as eagle_head
-from eagle_jax.heads.eagle.model import EagleHeadConfig, EagleHeadParams
+from eagle_jax.heads.feature import FeatureHead
 from eagle_jax.heads.loss import (
     Batch,
     Metrics,
@@ -57,7 +57,7 @@ def add_noise(key: jax.Array, features: jax.Array, noise: float) -> jax.Array:
 
 
 def eagle_loss(
-    params: EagleHeadParams, batch: Batch, config: EagleHeadConfig, settings: EagleLoss
+    head: FeatureHead, params: Any, batch: Batch, settings: EagleLoss
 ) -> tuple[jax.Array, Metrics]:
     """Computes the loss of a batch.
 
@@ -72,9 +72,8 @@ def eagle_loss(
     if batch.key is not None:
         inputs = add_noise(batch.key, features, settings.noise)
     outputs = draft_chains(
-        (eagle_head.layer_inputs, _recycle),
+        head,
         params,
-        config,
         jax.lax.stop_gradient(batch.tables.embedding),
         inputs,
         rows,
@@ -105,14 +104,6 @@ def eagle_loss(
         chain_length=chain_length(agreements),
         pairs=jnp.sum(pair_weights(rows, settings.mask)),
     )
-
-
-def _recycle(
-    params: EagleHeadParams, config: EagleHeadConfig, outputs: jax.Array
-) -> jax.Array:
-    """Returns the features of the next level: the outputs, without gradient."""
-    del params, config
-    return jax.lax.stop_gradient(outputs)
 
 
 def _level(

@@ -15,7 +15,7 @@ import numpy as np
 from eagle_jax.config import require
 from eagle_jax.drafting import DraftModel
 from eagle_jax.errors import InputError
-from eagle_jax.heads.eagle.draft import EagleHead
+from eagle_jax.heads.eagle import EagleHead
 from eagle_jax.parsing import read_bytes
 
 

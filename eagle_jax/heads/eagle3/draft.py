@@ -1,20 +1,19 @@
 """The EAGLE-3 head as a draft model."""
 
 import dataclasses
-from typing import Any
 
 import jax
 
 from eagle_jax.drafting.model import target_tokens
 from eagle_jax.heads.eagle3 import model
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig, Eagle3HeadParams
-from eagle_jax.heads.feature import EagleState, FeatureHead, HeadParams, join
+from eagle_jax.heads.feature import FeatureHead, HeadParams, join
 from eagle_jax.models.layers import rms_norm
 from eagle_jax.models.transformer import Tables, output_head, unembed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Eagle3Head(FeatureHead):
+class Eagle3Draft(FeatureHead):
     """An EAGLE-3 head, which reads several features and may know fewer tokens.
 
     The target must give the features of `model.feature_layers`. For
@@ -22,7 +21,16 @@ class Eagle3Head(FeatureHead):
     """
 
     config: Eagle3HeadConfig
-    layer_inputs = staticmethod(model.layer_inputs)
+
+    def layer_inputs(
+        self, params: Eagle3HeadParams, embeddings: jax.Array, features: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """See `FeatureHead.layer_inputs`."""
+        return model.layer_inputs(params, self.config, embeddings, features)
+
+    def recycle(self, params: Eagle3HeadParams, outputs: jax.Array) -> jax.Array:
+        """See `FeatureHead.recycle`; some heads read the output normalised."""
+        return model.recycle(params, self.config, outputs)
 
     @property
     def feature_size(self) -> int:
@@ -44,24 +52,9 @@ class Eagle3Head(FeatureHead):
         """See `HeadModel.join`."""
         return join(head, target, borrows_output_head=head.output_head is None)
 
-    def fuse(self, params: HeadParams, features: jax.Array) -> jax.Array:
+    def fuse(self, params: Eagle3HeadParams, features: jax.Array) -> jax.Array:
         """See `FeatureHead.fuse`."""
-        return model.fuse(params.head, self.config, features)
-
-    def step(
-        self,
-        params: HeadParams,
-        state: EagleState,
-        tokens: jax.Array,
-        above: jax.Array,
-        visible: jax.Array,
-        earlier: Any,
-        *,
-        level: int,
-    ) -> tuple[jax.Array, Any]:
-        """See `FeatureHead.step`; some heads read the output normalised."""
-        above = model.recycle(params.head, self.config, above)
-        return super().step(params, state, tokens, above, visible, earlier, level=level)
+        return model.fuse(params, self.config, features)
 
     def logits(
         self, params: HeadParams, outputs: jax.Array, *, level: int

@@ -30,17 +30,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from eagle_jax.checkpoints.export_files import Tensors
 from eagle_jax.checkpoints.hf_fields import MOST_POSITIONS, Fields, warn_once
-from eagle_jax.checkpoints.names import LAYER, MAPS
-from eagle_jax.checkpoints.weights import Weights
-from eagle_jax.errors import InputError
-from eagle_jax.heads.eagle.files import common_fields, read_sizes
+from eagle_jax.checkpoints.names import LAYER
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
+from eagle_jax.heads.hf_config import common_fields, read_sizes
 from eagle_jax.models.layers import LayerConfig
 
 PREFIXES = ("midlayer", "layers.0")
@@ -272,65 +265,3 @@ def _flat(fields: Fields) -> Fields:
         raise fields.refusal(f"{_NESTED} = {nested!r} must be an object")
     outer = {k: v for k, v in fields.values.items() if k not in _NO_SIZES}
     return Fields(outer | nested, fields.path)
-
-
-def token_maps(config: Eagle3HeadConfig, offsets: jax.Array | None) -> Tensors:
-    """Returns `d2t`, `[W]` int64, and `t2d`, `[V]` bool, by name.
-
-    Args:
-        config: The head's sizes.
-        offsets: `[W]` integers, how much higher each token is in the target's
-            vocabulary; `None` where both vocabularies are the same, which have no maps.
-    """
-    if offsets is None:
-        return {}
-    to_target = np.asarray(offsets, np.int64)
-    tokens = np.arange(len(to_target)) + to_target
-    is_known = np.isin(np.arange(config.vocab_size), tokens)
-    return dict(zip(MAPS, (to_target, is_known), strict=True))
-
-
-def read_offsets(files: Weights, config: Eagle3HeadConfig) -> jax.Array | None:
-    """Returns `d2t`, `[W]` int32, or `None` where both vocabularies are the same.
-
-    Neither map is left in `files`.
-
-    Args:
-        files: The head's files.
-        config: The head's sizes.
-
-    Raises:
-        InputError: If `d2t` is missing, does not fit the sizes, or does not name the
-            tokens that `t2d` does.
-    """
-    num_known, vocab_size = config.draft_vocab_size, config.vocab_size
-    offsets, is_known = (
-        files.read(name) if name in files.names() else None for name in MAPS
-    )
-    for name in MAPS:
-        files.forget(name)
-    if offsets is None:
-        if num_known == vocab_size:
-            return None
-        raise InputError(
-            f"{files.folder} lacks d2t, which says where the head's {num_known} tokens "
-            f"stand among the target's {vocab_size}"
-        )
-    if offsets.shape != (num_known,) or offsets.dtype.kind not in "iu":
-        raise InputError(
-            f"{files.folder}: d2t holds {offsets.dtype} {offsets.shape}, no integer "
-            f"for each of draft_vocab_size = {num_known} tokens"
-        )
-    tokens = np.arange(num_known) + offsets.astype(np.int64)
-    if tokens[0] < 0 or tokens[-1] >= vocab_size or (np.diff(tokens) <= 0).any():
-        raise InputError(
-            f"{files.folder}: d2t must lead to ascending tokens of the target, 0 to "
-            f"{vocab_size - 1}; it holds offsets, not tokens"
-        )
-    in_head = np.isin(np.arange(vocab_size), tokens)
-    if is_known is not None and not np.array_equal(is_known.astype(bool), in_head):
-        raise InputError(
-            f"{files.folder}: d2t and t2d name different tokens; the checkpoint is "
-            "damaged"
-        )
-    return None if num_known == vocab_size else jnp.asarray(offsets, jnp.int32)

@@ -6,21 +6,18 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from eagle_jax.checkpoints.export_files import Export
 from eagle_jax.checkpoints.hf_fields import Fields
-from eagle_jax.checkpoints.weights import Weights, open_weights
+from eagle_jax.checkpoints.weights import open_weights
 from eagle_jax.config import require
 from eagle_jax.errors import InputError
-from eagle_jax.heads.eagle3.draft import Eagle3Head
+from eagle_jax.heads.eagle3.draft import Eagle3Draft
 from eagle_jax.heads.eagle3.files import (
     PREFIXES,
     SPECULATORS,
     read_fields,
-    read_offsets,
     tensor_names,
-    token_maps,
     written_fields,
 )
 from eagle_jax.heads.eagle3.loss import Eagle3Loss, eagle3_loss
@@ -30,8 +27,8 @@ from eagle_jax.heads.eagle3.model import (
     feature_layers,
     init_params,
 )
-from eagle_jax.heads.head import Head, check_size
-from eagle_jax.heads.rows import PackedRows
+from eagle_jax.heads.head import check_size
+from eagle_jax.heads.loss import Batch, Metrics
 from eagle_jax.heads.settings import FeatureSettings
 from eagle_jax.models.transformer import Tables, TransformerConfig, output_head
 
@@ -78,33 +75,29 @@ class Eagle3Settings(FeatureSettings):
     num_layers: int = 1
 
 
-class Eagle3(Head):
-    """See `Head`."""
+class Eagle3Head(Eagle3Draft):
+    """An EAGLE-3 head, see `Eagle3Draft`."""
 
-    name, family = "eagle3", "eagle"
+    name = "eagle3"
     title = "an EAGLE-3 head"
-    config, settings, loss_settings = Eagle3HeadConfig, Eagle3Settings, Eagle3Loss
-    reads_hidden = True
-    init = staticmethod(init_params)
-    loss = staticmethod(eagle3_loss)
+    Config, Settings, Loss = Eagle3HeadConfig, Eagle3Settings, Eagle3Loss
 
-    def is_in(self, fields: Fields) -> bool:
-        """See `Head.is_in`."""
+    @classmethod
+    def matches(cls, fields: Fields) -> bool:
         marks = {"draft_vocab_size", "eagle_config", SPECULATORS}
         return not marks.isdisjoint(fields.values)
 
+    @classmethod
     def read_config(
-        self, folder: Path, target: TransformerConfig | None = None
+        cls, folder: Path, target: TransformerConfig | None = None
     ) -> Eagle3HeadConfig:
-        """See `Head.read_config`."""
         del target
         files = open_weights(folder)
         shapes = {name: files.shape(name) for name in files.names()}
         return read_fields(Fields.read(folder), shapes)
 
-    def check(self, target: TransformerConfig, config: Eagle3HeadConfig) -> None:
-        """See `Head.check`."""
-        width = self.target(target, config).feature_size
+    def check_target(self, target: TransformerConfig) -> None:
+        config, width = self.config, self.with_features(target).feature_size
         if config.feature_size != width:
             raise InputError(
                 f"the head reads features of width {config.feature_size}, "
@@ -113,9 +106,9 @@ class Eagle3(Head):
             )
         check_size("vocab_size", config.vocab_size, target.vocab_size)
 
-    def describe(self, target: TransformerConfig, config: Eagle3HeadConfig) -> str:
-        """See `Head.describe`; variants are published without a name of their own."""
-        layers = self.target(target, config).feature_layers
+    def describe(self, target: TransformerConfig) -> str:
+        """Returns in words how it was read; variants have no names of their own."""
+        config, layers = self.config, self.with_features(target).feature_layers
         known, everything = config.draft_vocab_size, config.vocab_size
         said = [
             f"reads the inputs of layers {', '.join(map(str, layers))} of the target's "
@@ -133,14 +126,10 @@ class Eagle3(Head):
         ]
         return f"{self.title} that {', '.join(said)}"
 
-    def model(self, config: Eagle3HeadConfig, dtype: str = "float32") -> Eagle3Head:
-        """See `Head.model`."""
-        return Eagle3Head(config=config, dtype=dtype)
-
-    def new(
-        self, target: TransformerConfig, settings: Eagle3Settings, length: int
+    @classmethod
+    def default_config(
+        cls, target: TransformerConfig, settings: Eagle3Settings, length: int
     ) -> Eagle3HeadConfig:
-        """See `Head.new`."""
         known, vocab_size = settings.draft_vocab_size, target.vocab_size
         wanted = f"at most the target's vocabulary of {vocab_size} tokens"
         require(known is None or known <= vocab_size, "draft_vocab_size", known, wanted)
@@ -155,23 +144,28 @@ class Eagle3(Head):
             num_layers=settings.num_layers,
             **{name: getattr(settings, name) for name in _VARIANTS},
         )
-        self.target(target, head)
+        cls(config=head).with_features(target)
         return head
 
-    def layouts(self, config: Eagle3HeadConfig) -> dict[str, dict[str, str]]:
-        """See `Head.layouts`; speculators names the layer otherwise."""
-        sizes = config.num_features, config.num_layers
+    def tensor_names(self) -> dict[str, dict[str, str]]:
+        # speculators names the layer otherwise.
+        sizes = self.config.num_features, self.config.num_layers
         return {prefix: tensor_names(prefix, *sizes) for prefix in PREFIXES}
 
-    def fields(self, config: Eagle3HeadConfig, how: Export) -> dict[str, Any]:
-        """See `Head.fields`."""
-        return written_fields(config, how.dtype)
+    def to_hf_config(self, how: Export) -> dict[str, Any]:
+        return written_fields(self.config, how.dtype)
 
-    def target(
-        self, target: TransformerConfig, config: Eagle3HeadConfig
-    ) -> TransformerConfig:
-        """See `Head.target`; its features are the inputs of some layers."""
-        layers, known = config.feature_layers, target.num_layers
+    def init(self, key: jax.Array, dtype: str = "float32") -> Eagle3HeadParams:
+        return init_params(key, self.config, dtype)
+
+    def loss(
+        self, params: Eagle3HeadParams, batch: Batch, settings: Eagle3Loss
+    ) -> tuple[jax.Array, Metrics]:
+        return eagle3_loss(self, params, batch, settings)
+
+    def with_features(self, target: TransformerConfig) -> TransformerConfig:
+        """Returns the target, whose features are the inputs of some layers."""
+        layers, known = self.config.feature_layers, target.num_layers
         if layers is None and known < _FEWEST_LAYERS:
             raise InputError(
                 f"the target has {known} layers, and an EAGLE-3 head needs one of at "
@@ -188,42 +182,9 @@ class Eagle3(Head):
             )
         return dataclasses.replace(target, feature_layers=tuple(layers))
 
-    def read_offsets(
-        self, files: Weights, config: Eagle3HeadConfig
-    ) -> jax.Array | None:
-        """See `Head.read_offsets`."""
-        return read_offsets(files, config)
-
-    def maps(
-        self, config: Eagle3HeadConfig, offsets: jax.Array | None
-    ) -> dict[str, np.ndarray]:
-        """See `Head.maps`."""
-        return token_maps(config, offsets)
-
-    def vocabulary(
-        self, rows: PackedRows, config: Eagle3HeadConfig
-    ) -> np.ndarray | None:
-        """See `Head.vocabulary`.
-
-        They are the most frequent of those to be predicted; ties, and places that are
-        left, go to the lowest ids.
-        """
-        if config.draft_vocab_size == config.vocab_size:
-            return None
-        wanted = rows.tokens[rows.loss_mask & (rows.segments > 0)]
-        if not wanted.size:
-            raise InputError(
-                "the data have no token that is to be predicted, so a draft vocabulary "
-                "cannot be counted; give data with answers"
-            )
-        counts = np.bincount(wanted, minlength=config.vocab_size)
-        order = np.argsort(-counts, kind="stable").astype(np.int32)
-        return np.sort(order[: config.draft_vocab_size])
-
-    def begin(
+    def init_from_target(
         self, params: Eagle3HeadParams, tables: Tables, tokens: jax.Array | None
     ) -> Eagle3HeadParams:
-        """See `Head.begin`."""
         table, offsets = output_head(tables), params.offsets
         if tokens is not None:
             table = table[:, tokens]

@@ -1,13 +1,13 @@
 """The loss of an EAGLE-3 head: its training-time test (EAGLE-3, section 3.2)."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from eagle_jax.heads.chains import draft_chains
-from eagle_jax.heads.eagle3 import model as eagle3_head
-from eagle_jax.heads.eagle3.model import Eagle3HeadConfig, Eagle3HeadParams
+from eagle_jax.heads.feature import FeatureHead
 from eagle_jax.heads.loss import (
     Batch,
     Metrics,
@@ -32,13 +32,14 @@ class Eagle3Loss(ChainLoss):
         decay: The weight of each level relative to the one before.
     """
 
+    reads_hidden = True
     decay: float = 0.8
 
 
 def eagle3_loss(
-    params: Eagle3HeadParams,
+    head: FeatureHead,
+    params: Any,
     batch: Batch,
-    config: Eagle3HeadConfig,
     settings: Eagle3Loss,
 ) -> tuple[jax.Array, Metrics]:
     """Computes the loss of an EAGLE-3 head on a batch.
@@ -49,17 +50,15 @@ def eagle3_loss(
     so that its learning rate depends on the padding.) There is no noise; for the
     arguments see `Head.loss`.
     """
-    rows = batch.rows
+    config, rows = head.config, batch.rows
     inputs, hidden = jnp.split(batch.features, [config.feature_size], axis=-1)
     outputs = draft_chains(
-        (eagle3_head.layer_inputs, eagle3_head.recycle),
+        head,
         params,
-        config,
         jax.lax.stop_gradient(batch.tables.embedding),
-        eagle3_head.fuse(params, config, inputs),
+        head.fuse(params, inputs),
         rows,
         steps=settings.alignment or USUAL_LEVELS,
-        window=config.sliding_window,
     )
     frozen = jax.lax.stop_gradient(output_head(batch.tables))
     table = frozen if params.output_head is None else params.output_head

@@ -1,4 +1,4 @@
-"""`config.json` of EAGLE heads: what EAGLE-1/2 and EAGLE-3 have in common."""
+"""The fields of `config.json` that heads of decoder layers have in common."""
 
 import dataclasses
 from typing import Any
@@ -20,7 +20,7 @@ _HEAD_POSITIONS = 2048
 
 
 def read_sizes(fields: Fields, *more: str) -> dict[str, Any]:
-    """Reads the sizes that EAGLE heads have in common; none is derived from a target.
+    """Reads the sizes that these heads have in common; none is derived from a target.
 
     Args:
         fields: The fields of the head.
@@ -52,7 +52,7 @@ def read_sizes(fields: Fields, *more: str) -> dict[str, Any]:
 
 
 def common_fields(config: Any, dtype: str) -> dict[str, Any]:
-    """Returns the `config.json` of any EAGLE head, in the official code's fields.
+    """Returns the `config.json` of any such head, in the official code's fields.
 
     That implementation refuses every `rope_scaling` but `{type, factor}` of the kinds
     "linear" and "dynamic". Another kind stands in `rope_parameters`, which it does not

@@ -1,1 +1,0 @@
-"""Hydra's heads, with and without the prefix layer of Hydra++."""

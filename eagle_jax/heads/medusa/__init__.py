@@ -1,1 +1,0 @@
-"""Medusa's heads."""
