@@ -8,7 +8,6 @@ harmonised context alignment of HASS (section 3.2), whose pass `n + 1` it is, re
 where the true features end, and the training-time test of EAGLE-3 (section 3.2).
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,9 +15,9 @@ import jax.numpy as jnp
 
 from eagle_jax.heads.feature import FeatureHead
 from eagle_jax.heads.rows import PackedRows, segment_mask
+from eagle_jax.models.attention import attend_beside
 from eagle_jax.models.cache import KeyValues
 from eagle_jax.models.layers import finish, project
-from eagle_jax.models.linear import precision_of
 from eagle_jax.models.rope import rotary_tables
 
 
@@ -51,6 +50,7 @@ def draft_chains(
     layer, window = head.config.layer, head.sliding_window
     mask = segment_mask(rows.segments)
     distance = jnp.arange(mask.shape[1])[:, None] - jnp.arange(mask.shape[1])
+    alone = jnp.ones((1, 1), bool)  # Of a later level a pair sees its own chain's.
     layers = params.layer, *getattr(params, "later_layers", ())
     outputs: list[jax.Array] = []
     entries: list[list[KeyValues]] = [[] for _ in layers]
@@ -64,47 +64,8 @@ def draft_chains(
             query, new = project(weights, layer, inputs, rotary)
             known.append(new)
             own = known[1:] if window is None else known[1:][-window:]
-            x = inputs = finish(weights, layer, x, _attend(query, known[0], seen, own))
+            mixed = attend_beside(query, known[0], seen[:, :, None], own, alone)
+            x = inputs = finish(weights, layer, x, mixed)
         outputs.append(x)
         features = head.recycle(params, x)
     return outputs
-
-
-@jax.checkpoint  # Scores are made again in the backward pass: they are the memory.
-def _attend(
-    query: jax.Array, true: KeyValues, mask: jax.Array, own: Sequence[KeyValues]
-) -> jax.Array:
-    """Attends over the true pairs, and over the query's own chain, in one softmax.
-
-    Args:
-        query: `[B, T, H, A]`, the queries, rotated.
-        true: `[B, G, T, A]`, the keys and values of the pairs with true features.
-        mask: `[B, T, T]` bool, true where a query sees a true pair.
-        own: For each later level `[B, G, T, A]`: query `i` sees entry `i` alone.
-
-    Returns:
-        The heads' mixed values side by side, `[B, T, H * A]`.
-    """
-    batch, length, _, head_dim = query.shape
-    precision = precision_of(query)
-    grouped = query.reshape(batch, length, true.keys.shape[1], -1, head_dim)
-    grouped = grouped * head_dim**-0.5
-
-    def dot(pattern: str, *operands: jax.Array) -> jax.Array:
-        return jnp.einsum(
-            pattern,
-            *operands,
-            precision=precision,
-            preferred_element_type=jnp.float32,
-        )
-
-    scores = dot("btgra,bgsa->bgrts", grouped, true.keys)
-    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
-    for level in own:
-        each = dot("btgra,bgta->bgrt", grouped, level.keys)
-        scores = jnp.concatenate([scores, each[..., None]], axis=-1)
-    weights = jax.nn.softmax(scores, axis=-1).astype(query.dtype)
-    mixed = dot("bgrts,bgsa->btgra", weights[..., :length], true.values)
-    for number, level in enumerate(own, length):
-        mixed += dot("bgrt,bgta->btgra", weights[..., number], level.values)
-    return mixed.astype(query.dtype).reshape(batch, length, -1)

@@ -88,6 +88,57 @@ def attend(
     return mixed.reshape(batch, num_tokens, num_heads * head_dim)
 
 
+@jax.checkpoint  # Scores are made again in the backward pass: they are the memory.
+def attend_beside(
+    query: jax.Array,
+    text: KeyValues,
+    sees: jax.Array,
+    own: Sequence[KeyValues],
+    among: jax.Array,
+) -> jax.Array:
+    """Attends over a text that all blocks read, and over each block's own, at once.
+
+    Args:
+        query: `[B, N * R, H, A]`, the queries of `N` blocks of `R` rows, rotated.
+        text: `[B, G, S, A]`, the keys and values of the text.
+        sees: `[B, N, R, S]` bool, true where a row sees the text.
+        own: Keys and values of the blocks, any number of `[B, G, N * K, A]`.
+        among: `[R, K]` bool, true where a row sees those of its own block.
+
+    Returns:
+        The heads' mixed values side by side, `[B, N * R, H * A]`.
+    """
+    batch, num_rows, _, head_dim = query.shape
+    (num_blocks, size, length), width = sees.shape[1:], among.shape[1]
+    groups = text.keys.shape[1]
+
+    def dot(pattern: str, *operands: jax.Array) -> jax.Array:
+        return jnp.einsum(
+            pattern,
+            *operands,
+            precision=precision_of(query),
+            preferred_element_type=jnp.float32,
+        )
+
+    rows = query.reshape(batch, num_rows, groups, -1, head_dim) * head_dim**-0.5
+    blocks = rows.reshape(batch, num_blocks, size, *rows.shape[2:])
+    shape = batch, groups, num_blocks, width, head_dim
+    parts = [jax.tree.map(lambda x: x.reshape(shape), one) for one in own]
+    far = dot("btgra,bgsa->bgrts", rows, text.keys)
+    scores = [jnp.where(sees.reshape(batch, 1, 1, num_rows, length), far, _LOWEST)]
+    for part in parts:
+        near = jnp.where(among, dot("bnqgra,bgnka->bgrnqk", blocks, part.keys), _LOWEST)
+        scores.append(near.reshape(*far.shape[:-1], width))
+    weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1)
+    ends = [length + number * width for number in range(len(parts))]
+    shares = jnp.split(weights.astype(query.dtype), ends, axis=-1)
+    mixed = dot("bgrts,bgsa->btgra", shares[0], text.values)
+    for share, part in zip(shares[1:], parts, strict=True):
+        share = share.reshape(*share.shape[:3], num_blocks, size, width)
+        mixed += dot("bgrnqk,bgnka->bnqgra", share, part.values).reshape(mixed.shape)
+    return mixed.astype(query.dtype).reshape(batch, num_rows, -1)
+
+
 def _blocks(
     length: jax.Array, first: jax.Array | None
 ) -> tuple[jax.Array | int, jax.Array]:

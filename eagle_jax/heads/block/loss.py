@@ -30,9 +30,9 @@ from eagle_jax.heads.loss import (
 )
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.heads.settings import LossSettings
-from eagle_jax.models.cache import KeyValues
+from eagle_jax.models.attention import attend_beside
 from eagle_jax.models.layers import finish, normalise, project, rms_norm
-from eagle_jax.models.linear import linear, precision_of
+from eagle_jax.models.linear import linear
 from eagle_jax.models.rope import rotary_tables
 from eagle_jax.models.transformer import output_head
 from eagle_jax.prng import make_key, own_keys
@@ -226,48 +226,6 @@ def _states(
         bare = dataclasses.replace(weights, input_norm=None)
         inputs = normalise(layer, x, weights.input_norm)
         query, own = project(bare, layer, inputs, rotary)
-        mixed = _attend(query, entries, own, mask, own_mask(config))
+        mixed = attend_beside(query, entries, mask, [own], own_mask(config))
         x = finish(weights, layer, x, mixed)
     return rms_norm(x, params.norm, layer.rms_norm_eps).reshape(*shape, -1)
-
-
-@jax.checkpoint  # Scores are made again in the backward pass: they are the memory.
-def _attend(
-    query: jax.Array, text: KeyValues, own: KeyValues, sees: jax.Array, among: jax.Array
-) -> jax.Array:
-    """Attends over the text and the own block, in one softmax.
-
-    Args:
-        query: `[B, A * R, H, h]`, the queries, rotated.
-        text: `[B, G, T, h]`, the keys and values of the text.
-        own: `[B, G, A * R, h]`, those of all blocks.
-        sees: `[B, A, R, T]` bool, true where a row sees the text.
-        among: `[R, R]` bool, true where a row sees another of its block.
-
-    Returns:
-        The heads' mixed values side by side, `[B, A * R, H * h]`.
-    """
-    batch, num_rows, _, width = query.shape
-    blocks, size, length = sees.shape[1:]
-    groups, precision = own.keys.shape[1], precision_of(query)
-
-    def dot(pattern: str, *operands: jax.Array) -> jax.Array:
-        return jnp.einsum(
-            pattern,
-            *operands,
-            precision=precision,
-            preferred_element_type=jnp.float32,
-        )
-
-    rows = query.reshape(batch, blocks, size, groups, -1, width) * width**-0.5
-    apart = jax.tree.map(lambda x: x.reshape(batch, groups, blocks, size, width), own)
-    lowest = jnp.finfo(jnp.float32).min
-    far = dot("bnqgra,bgsa->bgrnqs", rows, text.keys)
-    far = jnp.where(sees[:, None, None], far, lowest)
-    near = dot("bnqgra,bgnka->bgrnqk", rows, apart.keys)
-    near = jnp.where(among, near, lowest)
-    weights = jax.nn.softmax(jnp.concatenate([far, near], axis=-1), axis=-1)
-    weights = weights.astype(query.dtype)
-    mixed = dot("bgrnqs,bgsa->bnqgra", weights[..., :length], text.values)
-    mixed += dot("bgrnqk,bgnka->bnqgra", weights[..., length:], apart.values)
-    return mixed.astype(query.dtype).reshape(batch, num_rows, -1)
