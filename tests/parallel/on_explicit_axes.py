@@ -1,4 +1,4 @@
-"""What a process with four devices runs for `test_explicit_axes`.
+"""What a process with four devices runs for `test_mesh_decoding`.
 
 python -m tests.parallel.on_explicit_axes
 """

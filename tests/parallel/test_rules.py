@@ -23,6 +23,7 @@ from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.parallel import (
     WHOLE,
     MeshShape,
+    PairSharding,
     check_mesh,
     draft_rules,
     param_shardings,
@@ -30,6 +31,7 @@ from eagle_jax.parallel import (
     row_shardings,
     split_rules,
 )
+from eagle_jax.parallel.placement import target_shardings
 from eagle_jax.tree import chain
 from tests import tiny
 from tests.helpers import refused
@@ -287,4 +289,39 @@ def test_as_many_devices_as_there_are_is_asked_for() -> None:
         "data=1,tensor=4",
         "for 4 devices",
         "there are 2",
+    )
+
+
+# Quantized targets.
+
+
+def _sharding(tensor: int) -> PairSharding:
+    mesh = AbstractMesh((1, 1, tensor), ("data", "kv", "query"))
+    return PairSharding(mesh=mesh, target=split_rules(mesh, tiny.TARGET.layer))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_integers_and_scales_lie_as_their_matrix_does(bits: int) -> None:
+    shapes = target_shapes(tiny.TARGET, bits)
+    shardings = target_shardings(_sharding(2), tiny.TARGET, bits)
+    mlp, held = shapes.layers[0].mlp, shardings.layers[0].mlp
+
+    def parts(name: str) -> tuple[tuple[int, ...], ...]:
+        weight, sharding = getattr(mlp, name), getattr(held, name)
+        pairs = (weight.values, sharding.values), (weight.scales, sharding.scales)
+        return tuple(one.shard_shape(leaf.shape) for leaf, one in pairs)
+
+    rows, groups = (32, 1) if bits == 8 else (16, 2)
+    assert parts("up") == ((rows, 24), (groups, 24))
+    # Split over its inputs: a scale of all rows is on every device.
+    assert parts("down") == ((rows * 3 // 4, 32), (1, 32))
+
+
+def test_groups_that_the_mesh_does_not_divide_are_refused() -> None:
+    target_shardings(_sharding(4), tiny.TARGET, 8)
+    refused(
+        lambda: target_shardings(_sharding(4), tiny.TARGET, 4),
+        "int4 weights",
+        "groups of",
+        "tensor axis",
     )
