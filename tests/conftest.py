@@ -26,6 +26,14 @@ leave_out_tpus()  # Before a test, or what one imports, asks JAX for anything.
 if QUICK and importlib.util.find_spec("libtpu") is None:  # It ends a process with them.
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}"
 
+# From here on, as modules compile while they are collected.
+jax.config.update("jax_disable_most_optimizations", True)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+# Where each operation was written costs a twentieth of the suite.
+jax.config.update("jax_traceback_in_locations_limit", 0)
+jax.config.update("jax_include_full_tracebacks_in_locations", False)
+
 Main = Callable[[list[str]], int]
 
 NEEDS_TORCH = "needs torch: pip install '.[torch]'"
@@ -62,19 +70,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def jax_settings(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Compiles every program of the suite once."""
+def compile_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keeps what is compiled: what one worker made serves the other."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # What one worker compiled serves the other.
+        folder = folder.parent
     cache = os.environ.get("EAGLE_JAX_TEST_CACHE") or folder / "jax"
-    jax.config.update("jax_disable_most_optimizations", True)
     jax.config.update("jax_compilation_cache_dir", str(cache))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    # Where each operation was written costs a twentieth of the suite.
-    jax.config.update("jax_traceback_in_locations_limit", 0)
-    jax.config.update("jax_include_full_tracebacks_in_locations", False)
 
 
 @pytest.fixture(scope="module", autouse=True)

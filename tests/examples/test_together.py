@@ -13,7 +13,6 @@ import safetensors.numpy
 
 from eagle_jax import checkpoints
 from eagle_jax.checkpoints import Export
-from eagle_jax.config import load_config
 from eagle_jax.heads import export_head
 from eagle_jax.heads.eagle import EagleHead, EagleHeadConfig, EagleLoss
 from eagle_jax.heads.rows import PackedRows
@@ -22,7 +21,6 @@ from examples.embedded_pair import together as command
 from examples.embedded_pair.pair_step import (
     PairParams,
     PairRows,
-    TogetherConfig,
     own_rows,
     pair_losses,
     source_rows,
@@ -174,42 +172,6 @@ def test_a_target_can_be_made_deeper_first(
     assert "log.jsonl: num_layers was" in capsys.readouterr().err
 
 
-def test_a_resumed_run_ends_as_an_uninterrupted_one(
-    together: Main,
-    begun: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    from eagle_jax.training.checkpoint import Checkpoints
-
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    assert together([*begun, "--output", str(whole)]) == 0
-    save = Checkpoints.save
-
-    def stop_after(self: Checkpoints, step: int, *rest: Any) -> None:
-        save(self, step, *rest)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "save", stop_after)
-        assert together([*begun, "--output", str(stopped)]) == 130
-    assert not (stopped / "model").exists()
-    resumed = [*begun, "--output", str(stopped), "--resume"]
-    others = tmp_path / "others.jsonl"
-    others.write_text(json.dumps({"text": "other texts, " * 200}))
-    assert together([*resumed, "--texts", str(others)]) == 2
-    assert "log.jsonl: texts was" in capsys.readouterr().err
-    assert together(resumed) == 0
-    for name in ("model", "head"):
-        one, other = (
-            safetensors.numpy.load_file(folder / name / "model.safetensors")
-            for folder in (whole, stopped)
-        )
-        for tensor, values in one.items():
-            np.testing.assert_array_equal(other[tensor], values, err_msg=tensor)
-
-
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -249,9 +211,3 @@ def test_a_head_with_an_embedding_table_of_its_own_is_refused(
     given = ["--head", f"{tmp_path}/head", "--output", f"{tmp_path}/run"]
     assert together([*begun, *given]) == 2
     assert "an embedding table of its own" in capsys.readouterr().err
-
-
-def test_its_settings_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "config.toml"
-    path.write_text(CONFIG)
-    assert load_config(path, TogetherConfig).loss.token_loss == "alpha"
