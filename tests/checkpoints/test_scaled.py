@@ -36,12 +36,6 @@ def spread(scales: np.ndarray, layout: str, shape: tuple[int, ...]) -> np.ndarra
     return np.kron(scales, np.ones(sizes, np.float32))[: shape[0], : shape[1]]
 
 
-@pytest.fixture
-def target(tiny_pair: Path, tmp_path: Path) -> Path:
-    """A copy to change at will."""
-    return Path(shutil.copytree(tiny_pair / "target", tmp_path / "target"))
-
-
 @pytest.mark.filterwarnings("ignore:.* holds weights of 8 bits")
 @pytest.mark.parametrize("layout", _LAYOUTS)
 def test_the_weights_are_products_with_their_scales(

@@ -14,83 +14,51 @@ from eagle_jax.models.rope import (
 from eagle_jax.models.transformer import Transformer
 from tests import tiny
 
-_LLAMA3 = {
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
+# What each kind reads of what we call as transformers does, but for one name.
+_READ = {
+    "default": "",
+    "linear": "factor",
+    "llama3": "factor original_max_positions low_freq_factor high_freq_factor",
+    "yarn": "factor original_max_positions beta_slow beta_fast truncate",
 }
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("head_dim", [8, 64, 128])
 @pytest.mark.parametrize(
-    ("ours", "theirs"),
+    "ours",
     [
-        (RopeConfig(theta=10000.0), {"rope_type": "default"}),
-        (
-            RopeConfig(theta=10000.0, kind="linear", factor=4.0),
-            {"rope_type": "linear", "factor": 4.0},
-        ),
-        (
-            RopeConfig(
-                theta=500000.0, kind="llama3", factor=8.0, original_max_positions=64
-            ),
-            {"rope_type": "llama3", **_LLAMA3},
-        ),
-        (
-            RopeConfig(
-                theta=500000.0, kind="llama3", factor=32.0, original_max_positions=8192
-            ),
-            {
-                "rope_type": "llama3",
-                **_LLAMA3,
-                "factor": 32.0,
-                "original_max_position_embeddings": 8192,
-            },
-        ),
-        (
-            RopeConfig(
-                theta=1e6, kind="yarn", factor=4.0, original_max_positions=32768
-            ),
-            {
-                "rope_type": "yarn",
-                "factor": 4.0,
-                "original_max_position_embeddings": 32768,
-            },
-        ),
-        (
-            RopeConfig(
-                theta=150000.0,
-                kind="yarn",
-                factor=32.0,
-                original_max_positions=4096,
-                beta_slow=2.0,
-                beta_fast=16.0,
-                truncate=False,
-            ),
-            {
-                "rope_type": "yarn",
-                "factor": 32.0,
-                "beta_slow": 2.0,
-                "beta_fast": 16.0,
-                "truncate": False,
-                "original_max_position_embeddings": 4096,
-            },
+        RopeConfig(theta=10000.0),
+        RopeConfig(theta=10000.0, kind="linear", factor=4.0),
+        tiny.LLAMA3_ROPE,
+        RopeConfig(theta=5e5, kind="llama3", factor=32.0),
+        RopeConfig(theta=1e6, kind="yarn", factor=4.0, original_max_positions=32768),
+        RopeConfig(
+            theta=150000.0,
+            kind="yarn",
+            factor=32.0,
+            original_max_positions=4096,
+            beta_slow=2.0,
+            beta_fast=16.0,
+            truncate=False,
         ),
     ],
 )
 def test_inverse_frequencies_are_those_of_transformers(
-    ours: RopeConfig, theirs: dict[str, Any], head_dim: int
+    ours: RopeConfig, head_dim: int
 ) -> None:
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+    theirs: dict[str, Any] = {
+        name.replace("_positions", "_position_embeddings"): getattr(ours, name)
+        for name in _READ[ours.kind].split()
+    }
     config = LlamaConfig(
         hidden_size=4 * head_dim,
         num_attention_heads=4,
         num_key_value_heads=4,
-        rope_parameters=theirs | {"rope_theta": ours.theta},
+        rope_parameters=theirs | {"rope_type": ours.kind, "rope_theta": ours.theta},
     )
     wanted = LlamaRotaryEmbedding(config).get_buffer("inv_freq").numpy()
     found = inverse_frequencies(ours, head_dim)
