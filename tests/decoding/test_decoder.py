@@ -6,9 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from eagle_jax.config import TreeConfig
@@ -77,19 +75,6 @@ HOT = make_requests([[1], [2]], max_new_tokens=1, temperature=[0.0, 0.5])
 )
 def test_what_would_fail_later_is_refused(act: Callable[[], Any], named: str) -> None:
     refused(act, named)
-
-
-@pytest.mark.parametrize("rule", ["greedy", "coupled", "rejection"])
-def test_rounds_without_a_drafter_are_steps_of_plain_decoding(rule: Any) -> None:
-    temperature = 0.0 if rule == "greedy" else 0.7
-    requests = make_requests(
-        [[1], [2, 3]], max_new_tokens=9, temperature=temperature, seeds=[1, 2]
-    )
-    decoder = Decoder(target=TARGET, acceptance=rule)
-    found = speculative.generate(decoder, PARAMS, requests)
-    expected = autoregressive.generate(decoder, PARAMS, requests)
-    jax.tree.map(np.testing.assert_array_equal, found.tokens, expected.tokens)
-    np.testing.assert_array_equal(found.num_rounds, expected.num_rounds)
 
 
 def replaced(**changes: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -51,23 +51,9 @@ DRAFTERS: dict[str, Drafter] = {
 
 
 @pytest.fixture(scope="module")
-def target_params() -> Any:
-    return tiny.target_params(CONFIG)
-
-
-@pytest.fixture(scope="module")
-def params(target_params: Any) -> dict[str, Params]:
-    return {
-        "head": Params(
-            target=target_params,
-            drafter=tiny.head_params(HEAD.config, target_params),
-        ),
-        "switch": Params(
-            target=target_params,
-            drafter=tiny.head_params(HEAD.config, target_params),
-        ),
-        "recycling": Params(target=target_params),
-    }
+def params() -> Params:
+    target = tiny.target_params(CONFIG)
+    return Params(target=target, drafter=tiny.head_params(HEAD.config, target))
 
 
 def prompts(*lengths: int) -> list[list[int]]:
@@ -90,10 +76,10 @@ BATCH = requests(3, 20, new_tokens=[130, 60])
 
 @pytest.mark.parametrize("name", ["switch", "recycling"])
 def test_a_cache_that_grows_holds_the_same_text(
-    monkeypatch: pytest.MonkeyPatch, params: dict[str, Params], name: str
+    monkeypatch: pytest.MonkeyPatch, params: Params, name: str
 ) -> None:
     asked = BATCH
-    settings = (Decoder(target=TARGET, drafter=DRAFTERS[name]), params[name], asked)
+    settings = (Decoder(target=TARGET, drafter=DRAFTERS[name]), params, asked)
     fixed = speculative.generate(*settings, num_slots=192)
     plain = autoregressive.generate(*settings, num_slots=192)
     monkeypatch.setattr(growth, "FIRST_LENGTH", 48)
@@ -106,7 +92,7 @@ def test_a_cache_that_grows_holds_the_same_text(
 
 @pytest.mark.parametrize("name", ["head", "plain"])
 def test_rounds_are_compiled_once_for_prompts_of_any_length(
-    params: dict[str, Params], name: str
+    params: Params, name: str
 ) -> None:
     compiled: list[str] = []
 
@@ -119,7 +105,7 @@ def test_rounds_are_compiled_once_for_prompts_of_any_length(
         compiled.clear()
         library = autoregressive if name == "plain" else speculative
         decoder = Decoder(target=TARGET, drafter=DRAFTERS["head"])
-        library.generate(decoder, params["head"], asked, num_slots=128)
+        library.generate(decoder, params, asked, num_slots=128)
         return len(compiled)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
@@ -131,16 +117,15 @@ def test_rounds_are_compiled_once_for_prompts_of_any_length(
 
 
 def test_plain_decoding_grows_its_cache_only_when_it_must(
-    monkeypatch: pytest.MonkeyPatch, params: dict[str, Params]
+    monkeypatch: pytest.MonkeyPatch, params: Params
 ) -> None:
-    weights = params["head"].target
     monkeypatch.setattr(growth, "FIRST_LENGTH", 48)
     decoder = Decoder(target=TARGET, acceptance="coupled")
-    plain = autoregressive.generate(decoder, Params(target=weights), BATCH)
+    plain = autoregressive.generate(decoder, params, BATCH)
     assert plain.tokens.shape[1] == 192
     stops = jnp.tile(plain.tokens[:, 25:26], (1, BATCH.stop_tokens.shape[1]))
     stopped = dataclasses.replace(BATCH, stop_tokens=stops)
-    early = autoregressive.generate(decoder, Params(target=weights), stopped)
+    early = autoregressive.generate(decoder, params, stopped)
     assert early.tokens.shape[1] == 64
     length = int(early.lengths[0])
     assert early.tokens[0, :length].tolist() == plain.tokens[0, :length].tolist()
@@ -164,13 +149,11 @@ def test_caches_grow_fourfold_up_to_the_longest_text(
     assert ladder(longest, prompt=prompt, depth=6) == sizes
 
 
-def test_a_loop_stops_before_a_row_outgrows_its_cache(
-    params: dict[str, Params],
-) -> None:
-    drafter, weights = DRAFTERS["head"], params["head"]
+def test_a_loop_stops_before_a_row_outgrows_its_cache(params: Params) -> None:
+    drafter = DRAFTERS["head"]
     decoder = Decoder(target=TARGET, drafter=drafter)
-    state = speculative.prefill(decoder, weights, BATCH, num_slots=64)
-    state = speculative.decode(decoder, weights, state)
+    state = speculative.prefill(decoder, params, BATCH, num_slots=64)
+    state = speculative.decode(decoder, params, state)
     assert bool(state.is_running.any())
     assert not growth.has_room(state, drafter.depth)
     longest = int(state.lengths.max())
@@ -179,16 +162,15 @@ def test_a_loop_stops_before_a_row_outgrows_its_cache(
 
 
 @pytest.mark.parametrize("name", ["head", "plain"])
-def test_one_program_serves_any_limits(params: dict[str, Params], name: str) -> None:
+def test_one_program_serves_any_limits(params: Params, name: str) -> None:
     decoder = Decoder(target=TARGET, drafter=DRAFTERS.get(name), acceptance="greedy")
-    weights = params["head"]
     asked = make_requests(prompts(3, 5, 4), max_new_tokens=[12, 20, 28])
     program: Any = speculative.decode_until
 
     def decode(most_rounds: int, most_ended: int) -> DecodeState:
-        begun = speculative.prefill(decoder, weights, asked, num_slots=64)
+        begun = speculative.prefill(decoder, params, asked, num_slots=64)
         limits = Limits(most_rounds, most_ended)
-        return program(decoder, weights, begun, limits)
+        return program(decoder, params, begun, limits)
 
     compiled = program._cache_size()
     two_rounds, first_end, no_limit = decode(2, 3), decode(100, 0), decode(100, 3)
@@ -196,15 +178,15 @@ def test_one_program_serves_any_limits(params: dict[str, Params], name: str) -> 
     assert two_rounds.num_rounds.tolist() == [2, 2, 2]
     assert first_end.is_running.tolist().count(False) == 1
     assert not no_limit.is_running.any()
-    plain = autoregressive.generate(decoder, weights, asked)
+    plain = autoregressive.generate(decoder, params, asked)
     assert_same_tokens(texts(asked, no_limit), texts(asked, plain))
 
 
-def test_without_a_drafter_a_round_is_a_step(params: dict[str, Params]) -> None:
-    decoder, weights = Decoder(target=TARGET), params["head"]
-    begun = speculative.prefill(decoder, weights, BATCH, num_slots=192)
+def test_without_a_drafter_a_round_is_a_step(params: Params) -> None:
+    decoder = Decoder(target=TARGET)
+    begun = speculative.prefill(decoder, params, BATCH, num_slots=192)
     rounds, steps = (
-        jax.make_jaxpr(function, static_argnums=0)(decoder, weights, begun)
+        jax.make_jaxpr(function, static_argnums=0)(decoder, params, begun)
         for function in (
             inspect.unwrap(speculative.decode_until),
             inspect.unwrap(autoregressive.decode),
@@ -214,16 +196,16 @@ def test_without_a_drafter_a_round_is_a_step(params: dict[str, Params]) -> None:
 
 
 def test_prompts_read_in_chunks_are_read_as_a_whole(
-    monkeypatch: pytest.MonkeyPatch, target_params: Any
+    monkeypatch: pytest.MonkeyPatch, params: Params
 ) -> None:
     lengths = [1, 8, 9, 16, 17]
     asked = make_requests(prompts(*lengths), max_new_tokens=1, prompt_bucket=24)
-    decoder, weights = Decoder(target=TARGET), Params(target=target_params)
-    whole = prefill(decoder, weights, asked, num_slots=27)
+    decoder = Decoder(target=TARGET)
+    whole = prefill(decoder, params, asked, num_slots=27)
     monkeypatch.setattr(reading, "PREFILL_CHUNK", 8)
     # A rule of its own: programs are kept by decoder, and have the usual chunks.
     decoder = Decoder(target=TARGET, acceptance="greedy")
-    chunks = prefill(decoder, weights, asked, num_slots=27)
+    chunks = prefill(decoder, params, asked, num_slots=27)
     np.testing.assert_array_equal(chunks.target_cache.length, lengths)
     np.testing.assert_array_equal(chunks.tokens, whole.tokens)
     for row, length in enumerate(lengths):
@@ -236,19 +218,15 @@ def test_prompts_read_in_chunks_are_read_as_a_whole(
         )
 
 
-def test_a_long_prompt_continues_as_plain_decoding_does() -> None:
+def test_a_long_prompt_continues_as_plain_decoding_does(params: Params) -> None:
     asked = requests(PREFILL_CHUNK + 70, 5, new_tokens=12)
     assert asked.prompts.shape[1] == 2 * PREFILL_CHUNK
     model = SmallModel(target=TARGET, vocab_size=CONFIG.vocab_size)
     drafter = TreeDrafter(model=model, tree=chain(2))
-    weights = tiny.target_params(CONFIG)
-    both = Params(target=weights, drafter=weights)
-    state = speculative.generate(
-        Decoder(target=TARGET, drafter=drafter, acceptance="coupled"), both, asked
-    )
-    plain = autoregressive.generate(
-        Decoder(target=TARGET, acceptance="coupled"), Params(target=weights), asked
-    )
+    decoder = Decoder(target=TARGET, drafter=drafter)
+    both = Params(target=params.target, drafter=params.target)
+    state = speculative.generate(decoder, both, asked)
+    plain = autoregressive.generate(decoder, both, asked)
     assert_same_tokens(texts(asked, state), texts(asked, plain))
     # What drafts has read the whole prompt as well: it agrees with itself.
     assert int(state.accept_lengths[0, 0]) == 2
