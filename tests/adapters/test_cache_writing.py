@@ -19,6 +19,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.interface import Params, prefill
 from eagle_jax.sampling import choose_tokens
 from eagle_jax.testing import ToyModel, assert_same_tokens, path_code, path_logits
+from eagle_jax.testing.programs import every_line, find_copies
 from tests.helpers import texts
 
 VOCABULARY = 8
@@ -163,3 +164,16 @@ def test_a_model_that_does_not_fit_is_refused(
     decoder = Decoder(target=target, acceptance="coupled")
     with pytest.raises(InputError, match=message):
         autoregressive.generate(decoder, PARAMS, requests(3))
+
+
+@pytest.mark.usefixtures("optimised")
+def test_no_round_copies_a_cache() -> None:
+    decoder, asked = Decoder(target=TARGET, drafter=DRAFTER), requests(3, 4)
+    state = speculative.prefill(decoder, PARAMS, asked, num_slots=192)
+    shapes = [leaf.shape for leaf in jax.tree.leaves(state.target_cache.layers)]
+    for program in (speculative.decode_round, speculative.decode):
+        compiled: Any = program.lower(decoder, PARAMS, state).compile()
+        lines = every_line(compiled.as_text())
+        for shape in shapes:
+            if len(shape) > 1:  # No cursor.
+                assert find_copies(lines, shape) == []

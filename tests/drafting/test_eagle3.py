@@ -23,7 +23,7 @@ from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
 from eagle_jax.interface import Params
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.testing import assert_same_tokens, assert_valid_tree
-from eagle_jax.tree import EAGLE1_TREE, DraftTree, Topology, chain, from_paths
+from eagle_jax.tree import DraftTree, Topology, chain, from_paths
 from tests import tiny
 from tests.heads.samples import USUAL, load_head
 from tests.helpers import check_recorded_rounds, make_draws, texts, whole_prompts
@@ -38,13 +38,11 @@ REDUCED = Eagle3HeadConfig(
     feature_size=CONFIG.feature_size,
     **tiny.sizes(vocab_size=VOCABULARY, num_kv_heads=4, intermediate_size=40),
 )
-FULL = dataclasses.replace(REDUCED, draft_vocab_size=VOCABULARY)
 NARROW = dataclasses.replace(REDUCED, layer=tiny.sizes(hidden_size=24)["layer"])
-SIZES = {"reduced": REDUCED, "full": FULL, "of another width": NARROW}
+SIZES = {"reduced": REDUCED, "of another width": NARROW}
 BUSH = from_paths([(0,), (1,), (2,), (1, 0), (2, 0), (2, 1), (2, 1, 0)])
 SHAPES: dict[str, TreeConfig | Topology] = {
     "eagle2": TreeConfig(num_nodes=10, depth=3, width=4),
-    "eagle1": EAGLE1_TREE,
     "chain": chain(4),
     "bush, drawn": BUSH,
     "more ranks than tokens": from_paths([(rank,) for rank in range(KNOWN + 3)]),
@@ -108,11 +106,8 @@ def make(target_params: Any) -> Make:
     return drafter
 
 
-@pytest.mark.parametrize(
-    ("head", "shape"), [("reduced", "eagle2"), ("of another width", "eagle1")]
-)
-def test_the_text_is_plain_decodings(make: Make, head: str, shape: str) -> None:
-    drafter, params = make(head, shape)
+def test_the_text_is_plain_decodings(make: Make) -> None:
+    drafter, params = make("of another width", "eagle2")
     requests = make_requests(
         PROMPTS,
         max_new_tokens=[30, 1, 17, 29],

@@ -1,13 +1,17 @@
-"""Prompt lookup beside a plain-Python search."""
+"""Prompt lookup beside a plain-Python search, and retrieval from a file."""
+
+import functools
+from pathlib import Path
 
 import hypothesis
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
 from eagle_jax.drafting import LookupDrafter
+from eagle_jax.drafting.rest import RestConfig, make_rest
+from eagle_jax.interface import Drafter
 from eagle_jax.testing import assert_valid_tree
 from eagle_jax.tree import DraftTree
 from tests.helpers import make_draws, refused, whole_prompts
@@ -29,16 +33,19 @@ def judge(text: list[int], depth: int, matches: int, ngram: int) -> list[list[in
     return [text[place : place + depth] for _, place in sorted(found)[:matches]]
 
 
-def propose(text: list[int], drafter: LookupDrafter) -> DraftTree:
-    padded = (
-        jnp.full((1, CAPACITY), 99, jnp.int32)
-        .at[0, : len(text) - 1]
-        .set(jnp.array(text[:-1], jnp.int32))
-    )
-    chunk = whole_prompts(padded, jnp.array([len(text) - 1], jnp.int32))
+@functools.partial(jax.jit, static_argnums=0)
+def proposed(drafter: Drafter, text: jax.Array, length: jax.Array) -> DraftTree:
+    chunk = whole_prompts(text[None], length[None] - 1)
     state = drafter.prefill_chunk((), drafter.init_state(1, CAPACITY), chunk)
-    tree, _ = drafter.propose((), state, jnp.array(text[-1:], jnp.int32), make_draws(1))
-    return jax.tree.map(lambda x: np.asarray(x[0]), tree)
+    tree, _ = drafter.propose((), state, text[length - 1][None], make_draws(1))
+    return jax.tree.map(lambda x: x[0], tree)
+
+
+def propose(text: list[int], drafter: Drafter) -> DraftTree:
+    padded = np.full(CAPACITY, 99, np.int32)
+    padded[: len(text)] = text
+    found = proposed(drafter, padded, np.int32(len(text)))
+    return jax.tree.map(np.asarray, found)
 
 
 def paths(tree: DraftTree) -> set[tuple[int, ...]]:
@@ -89,3 +96,28 @@ def test_a_text_that_repeats_nothing_drafts_nothing(text: list[int]) -> None:
 @pytest.mark.parametrize("name", ["depth", "num_matches", "max_ngram"])
 def test_sizes_below_their_range_are_refused(name: str) -> None:
     refused(lambda: LookupDrafter(**{name: -1}), f"{name} = -1")
+
+
+# Retrieval from a text file.
+
+
+def encode(text: str) -> list[int]:
+    return [int(word) for word in text.split()]
+
+
+def test_what_followed_in_the_file_is_drafted(tmp_path: Path) -> None:
+    """The longest match, though the text itself has none."""
+    file = tmp_path / "store.txt"
+    file.write_text("3 8 8 8 2 3 4 5 6 7", encoding="utf-8-sig")
+    settings = RestConfig(datastore=str(file), num_nodes=4, depth=3, width=1)
+    tree = propose([9, 2, 3], make_rest(settings, encode))
+    assert tree.tokens.tolist() == [3, 4, 5, 6]
+    assert tree.is_node.all()
+
+
+def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    file, binary = tmp_path / "missing", tmp_path / "store.bin"
+    binary.write_bytes(b"\xff")
+    for path, named in ((None, "a text file"), (file, "No such"), (binary, "in UTF-8")):
+        settings = RestConfig(datastore=path and str(path))
+        refused(lambda settings=settings: make_rest(settings, encode), named)
