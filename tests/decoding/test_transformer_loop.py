@@ -1,19 +1,23 @@
-"""The loop with a real, random transformer and head."""
+"""The loop with a real, random transformer and head, here and on other platforms."""
 
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax import export
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
+from eagle_jax.models import attention
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.testing import assert_same_tokens
 from tests import tiny
-from tests.helpers import texts
+from tests.helpers import on_platform, texts
 
 # Another head width and other key/value heads than the target's: nothing is derived.
 HEAD = tiny.head_config(num_kv_heads=4, rope=RopeConfig(theta=500.0))
@@ -90,3 +94,84 @@ def test_half_precision_text_is_near_the_argmax(
         chosen = jnp.take_along_axis(logits, tokens[0, 1:, None], axis=1)[:, 0]
         gaps = (logits.max(axis=1) - chosen)[int(requests.prompt_lengths[row]) - 1 :]
         assert float(gaps.max()) < 0.1
+
+
+# What GPUs run instead of loops that end early, run on a CPU.
+GPU_SLOTS, BLOCK = 64, 24  # The last block reaches back into the one before.
+SIZES: dict[str, Any] = {"vocab_size": 40, "max_positions": GPU_SLOTS}
+FILTERED = {
+    "top_p": [1.0, 0.9, 1.0, 0.5],
+    "top_k": [0, 0, 6, 3],
+    "min_p": [0.0, 0.2, 0.0, 0.1],
+}
+
+
+def test_texts_are_those_of_other_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over several blocks of a cache, with and without filters, row by row."""
+    monkeypatch.setattr(attention, "BLOCK", BLOCK)
+    pair = tiny.pair(tiny.target_config(**SIZES), tiny.head_config(**SIZES), TREE)
+    requests = make_requests(
+        [[1, 2], [3], [4, 5, 6], list(range(20))],
+        max_new_tokens=[40, 20, 30, 40],
+        temperature=[0.0, 0.7, 1.0, 1.5],
+        seeds=range(4),
+        prompt_bucket=20,
+        **FILTERED,
+    )
+    decoder = Decoder(target=pair.target, drafter=pair.drafter, acceptance="coupled")
+    call = (decoder, pair.params, requests)
+    expected = speculative.generate(*call, num_slots=GPU_SLOTS)
+    jax.clear_caches()
+    with on_platform("cuda"):
+        found = speculative.generate(*call, num_slots=GPU_SLOTS)
+    jax.clear_caches()
+    assert expected.accept_lengths.sum() > 0, "drafts are accepted"
+    for name in ("tokens", "lengths", "accept_lengths"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
+# Programs made on one machine run on another: one source for all platforms.
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+def over_machines(program: Any, *inputs: Any) -> Any:
+    """Runs what a file holds that any of the platforms could run.
+
+    A file knows arrays and lists of them, but neither our classes nor typed keys.
+    """
+
+    def on_lists(leaves: list[jax.Array]) -> Any:
+        args = jax.tree.unflatten(structure, leaves)
+        return jax.tree.leaves(program(*args))
+
+    leaves, structure = jax.tree.flatten(inputs)
+    exported = export.export(jax.jit(on_lists), platforms=PLATFORMS)(leaves)
+    assert exported.platforms == PLATFORMS
+    there = export.deserialize(exported.serialize())
+    results = jax.tree.structure(jax.eval_shape(program, *inputs))
+    return jax.tree.unflatten(results, there.call(leaves))
+
+
+def test_exported_programs_give_the_same_tokens() -> None:
+    target, drafter, params = make_pair()
+    requests = make_requests(
+        [[3, 1, 4], [1, 5], [2]],
+        max_new_tokens=20,
+        temperature=[0.0, 1.0, 1.0],
+        seeds=[1, 2, 3],
+    )
+
+    decoder = Decoder(target=target, drafter=drafter)
+
+    def prefill(*inputs: Any) -> Any:
+        return speculative.prefill(decoder, *inputs, num_slots=NUM_SLOTS)
+
+    def decode(*inputs: Any) -> Any:
+        return speculative.decode(decoder, *inputs)
+
+    started = over_machines(prefill, params, requests)
+    found = over_machines(decode, params, started)
+    expected = decode(params, prefill(params, requests))
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    assert texts(requests, found) == texts(requests, expected)
+    assert (expected.num_rounds > 1).all(), "nothing would be shown"
