@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.tree_util import GetAttrKey
 
-from eagle_jax.checkpoints.load import shapes_of
+from eagle_jax.checkpoints.load import shapes_of, target_shapes
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import TreeDrafter
