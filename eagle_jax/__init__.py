@@ -47,12 +47,18 @@ from eagle_jax.parallel import MeshShape
 from eagle_jax.processors import ProcessorConfig
 
 if TYPE_CHECKING:
-    from eagle_jax.engine.config import PairConfig
-    from eagle_jax.engine.load import load_embedded_pair, load_pair
-    from eagle_jax.engine.pair import Pair
-    from eagle_jax.engine.request import Request
-    from eagle_jax.engine.results import Generation, Piece, TokenLogprob
-    from eagle_jax.engine.scheduler import Scheduler
+    from eagle_jax.engine import (
+        Engine,
+        Generation,
+        Pair,
+        PairConfig,
+        Piece,
+        Request,
+        Text,
+        TokenLogprob,
+        load_embedded_pair,
+        load_pair,
+    )
 
 __version__ = "0.1.0"
 
@@ -69,6 +75,7 @@ __all__ = [
     "Eagle3HeadConfig",
     "EagleHead",
     "EagleHeadConfig",
+    "Engine",
     "Generation",
     "InputError",
     "LayerConfig",
@@ -86,7 +93,6 @@ __all__ = [
     "Request",
     "Requests",
     "RopeConfig",
-    "Scheduler",
     "SmallModel",
     "StaticConfig",
     "StopReason",
@@ -94,6 +100,7 @@ __all__ = [
     "SwitchDrafter",
     "Target",
     "TargetOutput",
+    "Text",
     "TokenAutomaton",
     "TokenLogprob",
     "Transformer",
@@ -113,22 +120,8 @@ __all__ = [
 ]
 
 
-_LATER = {
-    "PairConfig": "config",
-    "Generation": "results",
-    "Pair": "pair",
-    "Piece": "results",
-    "Request": "request",
-    "Scheduler": "scheduler",
-    "TokenLogprob": "results",
-    "load_embedded_pair": "load",
-    "load_pair": "load",
-}
-
-
 def __getattr__(name: str) -> Any:
     """Imports what reads checkpoints when it is first asked for: it takes a while."""
-    if name not in _LATER:
+    if name not in __all__:
         raise AttributeError(f"module 'eagle_jax' has no attribute {name!r}")
-    module = importlib.import_module(f"eagle_jax.engine.{_LATER[name]}")
-    return getattr(module, name)
+    return getattr(importlib.import_module("eagle_jax.engine"), name)

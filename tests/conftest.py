@@ -16,7 +16,7 @@ import pytest
 import safetensors.numpy
 
 from eagle_jax.engine.programs import PROGRAMS
-from eagle_jax.engine.tokenizer import load_tokenizer
+from eagle_jax.engine.wording import load_tokenizer
 from eagle_jax.models.devices import leave_out_tpus
 from tests.devices import QUICK
 from tests.eagle3_pair import write_pair

@@ -14,7 +14,7 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import TreeDrafter
-from eagle_jax.engine.tokenizer import load_tokenizer
+from eagle_jax.engine.wording import load_tokenizer
 from eagle_jax.heads.eagle import EagleHead, EagleHeadConfig, EagleHeadParams
 from eagle_jax.interface import Params
 from eagle_jax.models.transformer import Transformer, TransformerParams

@@ -14,7 +14,7 @@ from eagle_jax.checkpoints import load_target, stored_dtype, target_config
 from eagle_jax.config import load_config
 from eagle_jax.decoding.rates import repetition
 from eagle_jax.engine.config import PairConfig
-from eagle_jax.engine.tokenizer import load_tokenizer
+from eagle_jax.engine.wording import load_tokenizer
 from examples.embedded_pair import corpus
 from tests.conftest import Main
 from tests.heads.samples import load_head

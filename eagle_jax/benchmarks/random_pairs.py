@@ -4,19 +4,23 @@ from typing import Any
 
 import jax
 
-from eagle_jax.engine.config import PairConfig
-from eagle_jax.engine.pairs import DraftSource, PairSource
+from eagle_jax.engine import Pair, PairConfig
+from eagle_jax.engine.open import Draft, make_pair
 from eagle_jax.heads import HEADS
 from eagle_jax.methods import Weights
 from eagle_jax.models import transformer
 from eagle_jax.models.devices import check_memory, on_cpu
-from eagle_jax.models.transformer import TransformerConfig, TransformerParams
+from eagle_jax.models.transformer import (
+    Transformer,
+    TransformerConfig,
+    TransformerParams,
+)
 from eagle_jax.parallel import PairSharding
 from eagle_jax.parallel.placement import draft_shardings
 from eagle_jax.prng import make_key
 
 
-def open_random(config: TransformerConfig, settings: PairConfig) -> PairSource:
+def open_random(config: TransformerConfig, settings: PairConfig) -> Pair:
     """Opens a pair whose weights will be random.
 
     Args:
@@ -37,20 +41,12 @@ def open_random(config: TransformerConfig, settings: PairConfig) -> PairSource:
         params = transformer.init_params(make_key(0), config, dtype)
         return jax.device_put(params, shardings)
 
-    return PairSource(
-        config=config,
-        dtype=dtype,
-        method=method,
-        draft=method.weights and _random_draft(config, dtype, method.weights),
-        read_target=make_target,
-        read_tokenizer=lambda: None,
-        stop_tokens=(),
-    ).with_settings(settings)
+    draft = method.weights and _random_draft(config, dtype, method.weights)
+    target = Transformer(config=config, dtype=dtype)
+    return make_pair(target, settings, draft, read_target=make_target)
 
 
-def _random_draft(
-    target: TransformerConfig, dtype: str, weights: Weights
-) -> DraftSource:
+def _random_draft(target: TransformerConfig, dtype: str, weights: Weights) -> Draft:
     """Returns heads, as many as are published, with layers of the target's."""
     kind = HEADS[weights.kinds[-1]]  # Of several, the one that reads any target.
     sizes = kind.default_config(target, kind.Settings(), target.max_positions)
@@ -63,4 +59,4 @@ def _random_draft(
         params = jax.device_put(model.init(make_key(1), dtype), shardings)
         return model.join(params, target_params)
 
-    return DraftSource(model=model, read=make_heads)
+    return Draft(model=model, read=make_heads)

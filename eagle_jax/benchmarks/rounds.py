@@ -19,7 +19,7 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import TreeDrafter, find_tree_drafter
-from eagle_jax.engine.pairs import LoadedPair
+from eagle_jax.engine import Pair
 from eagle_jax.interface import Params, Target
 from eagle_jax.methods import PLAIN
 
@@ -37,7 +37,7 @@ cache that the other would have used; "overhead" is the round over the bare call
 
 
 def time_rounds(
-    pairs: Mapping[str, LoadedPair],
+    pairs: Mapping[str, Pair],
     requests: Requests,
     *,
     num_slots: int,
@@ -86,7 +86,7 @@ def time_rounds(
     return costs
 
 
-def num_nodes(pair: LoadedPair) -> int:
+def num_nodes(pair: Pair) -> int:
     """Returns the number of nodes that a pair's target verifies in a round, `N`."""
     return getattr(pair.drafter, "num_nodes", 1)  # The root alone.
 

@@ -23,8 +23,8 @@ from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding.requests import make_requests, round_up_slots
-from eagle_jax.engine.config import PairConfig
-from eagle_jax.engine.pairs import LoadedPair, PairSource, open_pair
+from eagle_jax.engine import Pair, PairConfig
+from eagle_jax.engine.open import open_pair, with_target
 from eagle_jax.errors import InputError
 from eagle_jax.methods import METHODS, PLAIN, SMALL_MODEL
 
@@ -79,7 +79,7 @@ def _benchmark(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _open(arguments: argparse.Namespace, method: str) -> PairSource:
+def _open(arguments: argparse.Namespace, method: str) -> Pair:
     sizes = {name: getattr(arguments, name) for name in ("num_nodes", "depth", "width")}
     config = PairConfig(dtype=arguments.dtype, tree=TreeConfig(**sizes))
     config = config.with_method(method)
@@ -105,12 +105,12 @@ def _rounds(arguments: argparse.Namespace) -> None:
     slots = max(arguments.slots, needed)
     for source in sources.values():
         source.check_memory(batch_size=arguments.batch_size, max_length=slots)
-    pairs: dict[str, LoadedPair] = {}
+    pairs: dict[str, Pair] = {}
     for name, source in sources.items():
         for loaded in list(pairs.values())[:1]:
-            source = source.with_target(loaded.params.target)
+            source = with_target(source, loaded.params.target)
         pairs[name] = source.load()
-    vocab_size = sources[arguments.methods[0]].config.vocab_size
+    vocab_size = sources[arguments.methods[0]].vocab_size
     prompt = np.random.default_rng(0).integers(vocab_size, size=arguments.prompt_length)
     requests = make_requests(
         [prompt.tolist()] * arguments.batch_size,

@@ -58,12 +58,12 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     tree = dataclasses.replace(config.tree, calibration="none")
     config = dataclasses.replace(config, tree=tree)
     pair, prompts = open_measured(arguments, config, least=1)
-    fits = calibrate_pair(pair.loaded, config, prompts, progress)
+    fits = calibrate_pair(pair, config, prompts, progress)
     origin = [
         f"target {arguments.target}, draft {arguments.draft}",
         f"{len(prompts)} prompts of {arguments.prompts}, {new_tokens} tokens each",
     ]
-    content = calibration_file(pair.source.config.vocab_size, fits, origin)
+    content = calibration_file(pair.vocab_size, fits, origin)
     write_json(arguments.output, content)
     for kind, fitted in fits.items():
         print(f"{kind}: {describe(fitted)}")

@@ -27,12 +27,9 @@ from eagle_jax.cli.settings import (
     add_settings,
     join_settings,
 )
-from eagle_jax.engine.config import PairConfig
-from eagle_jax.engine.pair import Message, Pair
+from eagle_jax.engine import Engine, Generation, PairConfig, Request
 from eagle_jax.engine.programs import PROGRAMS
-from eagle_jax.engine.request import Request
-from eagle_jax.engine.results import Generation, Pieces
-from eagle_jax.engine.scheduler import Scheduler
+from eagle_jax.engine.wording import Message
 from eagle_jax.errors import InputError
 from eagle_jax.reporting import decimals
 
@@ -76,15 +73,14 @@ def _chat(arguments: argparse.Namespace) -> int:
             f"{arguments.target} has no chat template; give --target a chat model, or "
             "let eagle-jax generate --stream continue a text"
         )
-    longest = config.max_length or pair.source.config.max_positions
+    longest = config.max_length or pair.max_positions
     given: dict[str, Any] = {"max_new_tokens": arguments.max_new_tokens or longest}
     for name in _SAMPLING.split():
         if getattr(arguments, name) is not None:
             given[name] = getattr(arguments, name)
     settings = pair.request(**given)
     say(f"loading {arguments.target}")
-    rule = config.acceptance
-    scheduler = pair.scheduler(batch_size=1, max_length=longest, acceptance=rule)
+    engine = pair.engine(batch_size=1, max_length=longest)
     with contextlib.suppress(ImportError):  # Lines that can be edited; not on Windows.
         importlib.import_module("readline")
     start: list[Message] = []
@@ -93,9 +89,7 @@ def _chat(arguments: argparse.Namespace) -> int:
     say("compiling")
     first = pair.encode([*start, {"role": "user", "content": "Hello"}])
     short = dataclasses.replace(settings, max_new_tokens=2)
-    scheduler.add("warm-up", first, short, is_streamed=True)
-    while not scheduler.is_idle:
-        scheduler.step()
+    engine.warm_up([pair.text(first, short)])
     say(_HELP)
     messages = [*start]
     while (line := _read_line()) is not None:
@@ -107,7 +101,7 @@ def _chat(arguments: argparse.Namespace) -> int:
         elif line.strip():
             asked: Message = {"role": "user", "content": line.strip()}
             try:
-                answer = _answer(pair, scheduler, [*messages, asked], settings)
+                answer = _answer(engine, [*messages, asked], settings)
             except InputError as error:  # Too long, most likely: /reset helps.
                 say(f"error: {error}; /reset begins another conversation")
                 continue
@@ -133,27 +127,25 @@ def _read_line() -> str | None:
             say("\nCtrl-C again, or Ctrl-D, ends the chat")
 
 
-def _answer(
-    pair: Pair, scheduler: Scheduler, messages: list[Message], settings: Request
-) -> str:
+def _answer(engine: Engine, messages: list[Message], settings: Request) -> str:
     """Shows the answer to a conversation as it is decided; returns it."""
-    ids = pair.encode(messages)
-    scheduler.add("answer", ids, settings, is_streamed=True)
-    pieces, told = Pieces(pair.tokenizer), ""
+    (text,) = engine.pair.texts([messages], settings)
+    text.is_watched = True
+    engine.add(text)
+    told = ""
     started, compiled = time.monotonic(), PROGRAMS.compile_seconds
     try:
-        while not scheduler.is_idle:
-            for served in scheduler.step():
-                piece = pieces.next(served)
-                told += piece.text
-                print(piece.text, end="", flush=True)
-                if piece.generation is not None:
-                    print()
-                    compiled = PROGRAMS.compile_seconds - compiled
-                    seconds = time.monotonic() - started - compiled
-                    say(_figures(piece.generation, served.reused, seconds, compiled))
+        for _ in engine.run():
+            piece = text.piece()
+            told += piece.text
+            print(piece.text, end="", flush=True)
+            if piece.generation is not None:
+                print()
+                compiled = PROGRAMS.compile_seconds - compiled
+                seconds = time.monotonic() - started - compiled
+                say(_figures(piece.generation, text.reused, seconds, compiled))
     except KeyboardInterrupt:  # What was said so far is the answer.
-        scheduler.reset()
+        engine.reset()
         print()
     return told
 

@@ -6,13 +6,13 @@ from typing import Any
 import jax
 
 from eagle_jax.cli.session import Session
-from eagle_jax.engine.runner import Runner
+from eagle_jax.engine import Pair
 
 _SECONDS, _FEWEST, _MOST, _SPREAD = 10.0, 3, 9, 1.2
 
 
 def compare(
-    drafted: Session, plain_runner: Runner, *, is_other: bool
+    drafted: Session, plain_pair: Pair, *, is_other: bool
 ) -> dict[str, Any] | None:
     """Decodes the texts of a run plainly and, if they are short, both again in turns.
 
@@ -21,7 +21,7 @@ def compare(
 
     Args:
         drafted: The run, which has ended.
-        plain_runner: What decodes the same texts without drafts.
+        plain_pair: What decodes the same texts without drafts.
         is_other: Whether plain decoding draws other tokens.
 
     Returns:
@@ -29,7 +29,7 @@ def compare(
         ratios of all turns, and whether tokens are identical, `None` for other draws.
         `None` if the comparison was interrupted.
     """
-    plain = drafted.again(plain_runner)
+    plain = drafted.again(plain_pair)
     plain.warm_up()
     began = time.monotonic()
     finished, turns = plain.decode_all(), [(drafted, plain)]

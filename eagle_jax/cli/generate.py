@@ -28,11 +28,11 @@ from eagle_jax.cli.processes import (
     print_once,
 )
 from eagle_jax.cli.request_flags import add_request_flags, read_requests, take_request
-from eagle_jax.cli.session import Session, View
+from eagle_jax.cli.session import Session
 from eagle_jax.cli.settings import METHOD_GROUPS, add_groups, join_settings
 from eagle_jax.config import CONFIGS
-from eagle_jax.engine.config import PairConfig
-from eagle_jax.engine.runner import Runner
+from eagle_jax.engine import Engine, PairConfig, Request
+from eagle_jax.engine.calls import empty_engine_for
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
 from eagle_jax.files import write_json, write_whole
@@ -133,32 +133,32 @@ def _generate(arguments: argparse.Namespace) -> int:
     config = join_settings(arguments.config, arguments)
     _check(arguments, config)
     pair = open_named(arguments, config, mesh_shape(arguments))
-    shared, prompts, asked = read_requests(arguments, pair, given)
-    draft = pair.source.draft
-    if draft is not None:
-        say(f"{arguments.draft} holds {draft.description}")
+    shared, prompts, texts = read_requests(arguments, pair, given)
+    if pair.draft is not None:
+        say(f"{arguments.draft} holds {pair.draft.description}")
     if arguments.target == str(assets.TARGET):
         say(
             "the embedded pair: a small model that was trained on Python's library "
             "and writes plausible, not working, Python"
         )
     say(f"loading {arguments.target}")
-    if len({one.grammar for _, one in asked}) > 1:
+    if len({text.request.grammar for text in texts}) > 1:
         raise InputError(
             "the prompts' settings hold several constraints; give one `regex` or "
             "`json_schema` per command"
         )
-    heat = max(one.temperature for _, one in asked)
-    config = config.with_(request=shared, temperature=heat)
-    runner = pair.runner(asked, config, config.batch_size)
-    view = View(
-        stream=arguments.stream,
-        is_chat=arguments.chat,
-        trace=arguments.trace or bool(arguments.html or arguments.svg),
-        show_tree=arguments.show_tree,
-    )
+    for text in texts:
+        text.is_watched = arguments.stream
+        text.keeps_rounds = arguments.trace or _draws(arguments)
+    engine = empty_engine_for(pair, texts, config.batch_size)
     say("compiling")
-    session = Session(runner, prompts, asked, view)
+    session = Session(
+        engine,
+        prompts,
+        texts,
+        show_tree=arguments.show_tree,
+        is_chat=arguments.chat,
+    )
     session.warm_up()
     say(f"compiled in {session.compile_seconds:.1f} s")
     unshown: OSError | None = None
@@ -168,13 +168,15 @@ def _generate(arguments: argparse.Namespace) -> int:
         finished, unshown = False, error
     sums = session.totals()
     if arguments.compare and finished:
-        plain = dataclasses.replace(runner, drafter=None)
-        is_other = runner.decoder.acceptance == "rejection"
-        compared = compare(session, plain, is_other=is_other)
+        is_sampled = any(text.request.temperature > 0 for text in texts)
+        is_other = is_sampled and config.acceptance == "rejection"
+        compared = compare(session, pair.with_drafter(None), is_other=is_other)
         finished, sums = compared is not None, sums | (compared or {})
 
+    heat = max(text.request.temperature for text in texts)
+    shared = dataclasses.replace(shared, temperature=heat)
     decoded = {"runs": session.runs, "totals": sums}
-    _write(arguments, _conditions(arguments, runner) | decoded, pair.tokenizer)
+    _write(arguments, _conditions(arguments, engine, shared) | decoded, pair.tokenizer)
     if unshown is not None:
         raise unshown
     print(results.summary(sums))
@@ -203,19 +205,22 @@ def _write(
         write_whole(arguments.svg, page.picture(record, tokenizer))
 
 
-def _conditions(arguments: argparse.Namespace, runner: Runner) -> dict[str, Any]:
+def _conditions(
+    arguments: argparse.Namespace, engine: Engine, shared: Request
+) -> dict[str, Any]:
     """Returns the settings and versions that the results of a run depend on."""
-    pair, dtype = dataclasses.asdict(runner.config), runner.pair.target.dtype
-    tree, request = pair.pop("tree"), pair.pop("request")
-    pair |= {"dtype": dtype, "max_length": runner.max_length}
+    pair, request = dataclasses.asdict(engine.pair.config), dataclasses.asdict(shared)
+    pair |= {"dtype": engine.pair.dtype, "max_length": engine.max_length}
+    del pair["request"]
     names = {"target": arguments.target, "draft": arguments.draft}
     schema, names = arguments.schema_file, names | {"chat": arguments.chat}
-    names |= {"regex": request["regex"], "json_schema": schema and str(schema)}
+    names |= {"regex": shared.regex, "json_schema": schema and str(schema)}
     shape = mesh_shape(arguments)
     names |= {"mesh": None if shape is None else str(shape)}
     return {
-        "settings": names | {"tree": tree, "pair": pair, "request": request},
+        "settings": names
+        | {"tree": pair.pop("tree"), "pair": pair, "request": request},
         "versions": versions(),
         "device": jax.devices()[0].device_kind,
-        "target_bytes": num_bytes(runner.pair.params.target),
+        "target_bytes": num_bytes(engine.pair.params.target),
     }

@@ -7,7 +7,7 @@ import jinja2
 from eagle_jax.cli import results
 from eagle_jax.cli.tree_view import lay_out, visible
 from eagle_jax.decoding.rates import repetition
-from eagle_jax.engine.text import TextStream
+from eagle_jax.engine.wording import TextStream
 from eagle_jax.errors import InputError
 from eagle_jax.reporting import decimals
 

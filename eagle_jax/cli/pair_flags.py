@@ -6,9 +6,7 @@ from pathlib import Path
 from eagle_jax import assets
 from eagle_jax.cli.command import Parser, say
 from eagle_jax.cli.files import read_prompts
-from eagle_jax.engine.config import PairConfig
-from eagle_jax.engine.load import load_pair
-from eagle_jax.engine.pair import Pair
+from eagle_jax.engine import Pair, PairConfig, load_pair
 from eagle_jax.errors import InputError
 from eagle_jax.methods import Method
 from eagle_jax.parallel import MeshShape
@@ -87,8 +85,8 @@ def open_measured(
         generation_config="none",
     )
     new_tokens = config.request.max_new_tokens
-    pair.source.check_memory(batch_size=config.batch_size, max_length=1 + new_tokens)
-    positions = pair.source.config.max_positions
+    pair.check_memory(batch_size=config.batch_size, max_length=1 + new_tokens)
+    positions = pair.max_positions
     longest = positions - new_tokens
     if longest < 1:
         raise InputError(

@@ -12,9 +12,7 @@ from eagle_jax.cli.command import Parser
 from eagle_jax.cli.files import read_prompts, read_settings
 from eagle_jax.cli.settings import add_settings
 from eagle_jax.config import Without
-from eagle_jax.engine.config import PairConfig
-from eagle_jax.engine.pair import Pair
-from eagle_jax.engine.request import Asked, Request, each_sample
+from eagle_jax.engine import Pair, PairConfig, Request, Text
 from eagle_jax.errors import InputError
 from eagle_jax.parsing import read_json
 
@@ -55,7 +53,7 @@ def take_request(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def read_requests(
     arguments: argparse.Namespace, pair: Pair, given: dict[str, Any]
-) -> tuple[Request, list[str], list[Asked]]:
+) -> tuple[Request, list[str], list[Text]]:
     """Returns the prompts of a command and the texts that it asks for.
 
     A line of a .jsonl file may hold an object `settings` beside its `prompt`: fields of
@@ -93,8 +91,8 @@ def read_requests(
         for place, one in enumerate(own)
     ]
     repeated = zip(prompts, settings, strict=True)
-    texts = [prompt for prompt, one in repeated for _ in range(one.n)]
-    return shared, texts, each_sample(encoded, settings)
+    each = [prompt for prompt, one in repeated for _ in range(one.n)]
+    return shared, each, pair.texts(encoded, settings)
 
 
 def _biases(given: list[str]) -> dict[int, float]:

@@ -3,58 +3,50 @@
 import dataclasses
 from typing import Any
 
-import jax
 import numpy as np
 
 from eagle_jax.decoding.rates import tokens_per_round
 from eagle_jax.decoding.speculative import Round
-from eagle_jax.decoding.state import StopReason
-from eagle_jax.engine.request import Request
-from eagle_jax.engine.results import tell_logprobs
-from eagle_jax.engine.rows import Row
+from eagle_jax.engine import Text
 from eagle_jax.reporting import decimals
 
 
-def run_record(
-    row: Row, *, prompt: str, text: str, settings: Request
-) -> dict[str, Any]:
-    """Returns the record of one prompt, an entry of `runs`."""
-    interrupted = row.stop_reason == StopReason.RUNNING
-    found = row.logprobs
-    told = {
-        "logprobs": tell_logprobs(found, row.generated_ids, settings.logprobs),
-        "prompt_logprobs": tell_logprobs(
-            found and found.prompt, row.prompt_ids[1:], settings.prompt_logprobs
-        ),
-    }
-    return {
+def run_record(text: Text, *, prompt: str) -> dict[str, Any]:
+    """Returns the record of one text, an entry of `runs`."""
+    told = {"logprobs": text.logprobs, "prompt_logprobs": text.prompt_logprobs}
+    record = {
         "prompt": prompt,
-        "prompt_ids": row.prompt_ids,
-        "generated_ids": row.generated_ids,
-        "text": text,
-        "stop_reason": "interrupted" if interrupted else row.stop_reason.name.lower(),
-        "accept_lengths": row.accept_lengths,
-        "rounds": len(row.accept_lengths),
-        "tokens_per_round": tokens_per_round(
-            [len(row.generated_ids)], len(row.accept_lengths)
+        "prompt_ids": text.prompt_ids,
+        "generated_ids": text.token_ids,
+        "text": text.text,
+        "stop_reason": (
+            text.stop_reason.name.lower() if text.has_ended else "interrupted"
         ),
-        "seed": settings.seed,
-        "finish_reason": row.stop_reason.finish_reason,
+        "accept_lengths": text.accept_lengths,
+        "rounds": len(text.accept_lengths),
+        "tokens_per_round": tokens_per_round(
+            [len(text.token_ids)], len(text.accept_lengths)
+        ),
+        "seed": text.request.seed,
+        "finish_reason": text.stop_reason.finish_reason,
     } | {
         name: [dataclasses.asdict(one) for one in tokens]
         for name, tokens in told.items()
         if tokens is not None
     }
+    if text.keeps_rounds:
+        record["trees"] = [
+            tree_record(done) | {"seconds": seconds} for done, seconds in text.rounds
+        ]
+    return record
 
 
-def tree_record(done: Round, row: int) -> dict[str, Any]:
-    """Returns one row's tree: its real nodes in level order, and what was accepted.
+def tree_record(done: Round) -> dict[str, Any]:
+    """Returns a row's tree: its real nodes in level order, and what was accepted.
 
     `path` holds the accepted nodes, root first, uncut by limits; `next_token` follows.
     """
-    tree, accepted = jax.tree.map(
-        lambda x: np.asarray(x[row]), (done.tree, done.acceptance)
-    )
+    tree, accepted = done.tree, done.acceptance
     real = tree.is_node
     index = np.cumsum(real) - 1  # Padding may lie between them.
     parents = [-1, *index[tree.parents[real][1:]].tolist()]

@@ -73,7 +73,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     config = join_settings(arguments.config, arguments)
     try:
         from eagle_jax.serve.app import ServeConfig, make_app
-        from eagle_jax.serve.engine import Engine
+        from eagle_jax.serve.driver import Driver
         from eagle_jax.serve.server import listen, serve
     except ModuleNotFoundError as error:
         raise InputError(
@@ -94,7 +94,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         host, port = listening.getsockname()[:2]
         host = f"[{host}]" if ":" in host else host
         address = f"http://{host}:{port}"
-        engine = Engine(
+        driver = Driver(
             pair,
             batch_size=config.batch_size,
             max_waiting=arguments.max_waiting,
@@ -103,8 +103,8 @@ def _serve(arguments: argparse.Namespace) -> int:
             when_ready=lambda: say(f"serving {name} at {address}/v1"),
         )
         say(f"loading {arguments.target}; {address}/health tells when it is ready")
-        app = make_app(engine, settings)
-        has_ended = serve(app, engine, listening, grace=arguments.grace)
+        app = make_app(driver, settings)
+        has_ended = serve(app, driver, listening, grace=arguments.grace)
     say("ended")
     if not has_ended:
         sys.stdout.flush()

@@ -25,9 +25,9 @@ from eagle_jax.cli.processes import add_mesh_flags, join, mesh_shape, print_once
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_groups, with_flags
 from eagle_jax.config import TreeConfig, load_config
+from eagle_jax.engine import Request
 from eagle_jax.engine.config import PairConfig
-from eagle_jax.engine.pairs import open_pair
-from eagle_jax.engine.request import Request
+from eagle_jax.engine.open import open_pair
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.fit import calibrate_pair, calibration_file
 from eagle_jax.files import write_json

@@ -25,8 +25,7 @@ from eagle_jax.cli.pair_flags import add_pair_flags, open_measured
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.config import require
-from eagle_jax.engine.config import PairConfig
-from eagle_jax.engine.request import each_sample, request_of
+from eagle_jax.engine import PairConfig
 from eagle_jax.files import write_whole
 from eagle_jax.methods import METHODS
 from eagle_jax.tuning.trials import (
@@ -76,25 +75,22 @@ def _tune(arguments: argparse.Namespace) -> int:
         value, flag = getattr(arguments, name), "--" + name.replace("_", "-")
         require(value >= least, flag, value, f"at least {least}")
     config = join_settings(None, arguments)
-    size, rule = config.batch_size, config.rule
+    size = config.batch_size
     trees = _trees(arguments, config)
     largest = max(trees, key=lambda tree: getattr(tree, "num_nodes", 0))
     config = dataclasses.replace(config, tree=largest)
     pair, prompts = open_measured(arguments, config, least=size)
     count = max(min(arguments.num_prompts, len(prompts)), size)
     prompts = [prompts[i * len(prompts) // count] for i in range(count)]
-    asked = each_sample(prompts, request_of(config.request))
-    plain = pair.runner(asked, config, size)
-    runners = {None: dataclasses.replace(plain, drafter=None)}
-    for tree in trees:
-        drafter = pair.source.make_drafter(tree, rule)
-        runners[tree] = dataclasses.replace(plain, drafter=drafter)
-    trials = run_trials(runners, prompts, arguments.repeats, progress)
+    pairs = {None: pair.with_drafter(None)} | {
+        tree: pair.with_tree(tree) for tree in trees
+    }
+    trials = run_trials(pairs, prompts, arguments.repeats, progress, batch_size=size)
     Console().print(_table(config, trials))
     draft = f", draft {arguments.draft}" if arguments.draft else ""
     comments = [
         f"eagle-jax tune, {jax.devices()[0].device_kind}, texts in "
-        f"{pair.source.dtype}, jax {jax.__version__}",
+        f"{pair.dtype}, jax {jax.__version__}",
         f"target {arguments.target}{draft}",
         f"{count} prompts of {arguments.prompts}, {arguments.max_new_tokens} tokens "
         f"each, temperature {arguments.temperature:g}",

@@ -14,6 +14,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 from flax import struct
+from jax.typing import ArrayLike
 
 from eagle_jax.decoding.chunked_prefill import check_samples, prefill
 from eagle_jax.decoding.decoder import Decoder
@@ -44,8 +45,8 @@ class Limits:
             does so as soon as one has, and with the number of rows never.
     """
 
-    most_rounds: jax.Array | int
-    most_ended: jax.Array | int
+    most_rounds: ArrayLike
+    most_ended: ArrayLike
 
 
 def cache_sizes(requests: Requests, num_slots: int | None, *, depth: int) -> list[int]:

@@ -2,9 +2,10 @@
 
 import dataclasses
 import warnings
-from collections.abc import Iterable
 
-from eagle_jax.engine.rows import Row
+from eagle_jax.decoding.decoder import Decoder
+from eagle_jax.drafting import TreeDrafter, find_tree_drafter
+from eagle_jax.engine.text import Text
 
 _ENOUGH_ROUNDS = 32
 _CHANCE = 0.05  # No weak head is accused: one with 0.3 a round is, one time in 1,000.
@@ -19,7 +20,7 @@ _LEAST_LATER = 0.6
 
 
 @dataclasses.dataclass(kw_only=True)
-class FirstRounds:
+class FitCheck:
     """What the first rounds with a pair accepted, all rows together.
 
     Attributes:
@@ -34,31 +35,32 @@ class FirstRounds:
     hits: list[int] = dataclasses.field(default_factory=lambda: [0, 0])
     expected: list[float] = dataclasses.field(default_factory=lambda: [0.0, 0.0])
 
-    def judge(
-        self, rows: Iterable[Row], *, has_confidence: bool, continues: bool = True
-    ) -> None:
-        """Adds rows that have ended, until they are enough, and warns of a misfit.
+    def judge(self, text: Text, decoder: Decoder) -> None:
+        """Adds a text that has ended, until they are enough, and warns of a misfit.
 
         A head that knows nothing hits by chance. One that is half wrong, since it reads
         other layers than it was trained for or leaves out a norm, hits far less often
         than it is confident to, at level 1 or where it goes on from its own outputs.
 
         Args:
-            rows: The rows.
-            has_confidence: Whether the drafts' values are probabilities.
-            continues: Whether drafts go on from the model's own outputs. Where a head
-                drafts each level, as Medusa's, right ones hit less at level 2, too.
+            text: The text.
+            decoder: What wrote it; drafts without a model are not judged.
         """
-        before = self.num_rounds
-        if before >= _ENOUGH_FOR_CONFIDENCE:
+        before, drafter = self.num_rounds, decoder.drafter
+        is_drafted = find_tree_drafter(drafter) is not None and decoder.depth > 0
+        if before >= _ENOUGH_FOR_CONFIDENCE or not is_drafted:
             return
-        for row in rows:
-            self.num_rounds += len(row.accept_lengths)
-            self.accepted += sum(row.accept_lengths)
-            for level, confident in enumerate(row.expected):
-                hit = sum(accepted > level for accepted in row.accept_lengths)
-                self.hits[level] += hit
-                self.expected[level] += confident
+        # Those of a switch are partly copied, and have no probability.
+        model = drafter.model if isinstance(drafter, TreeDrafter) else None
+        has_confidence = decoder.acceptance != "rejection" and model is not None
+        # Where a head drafts each level, as Medusa's, right ones hit less at level 2,
+        # too: only others go on from their own outputs.
+        continues = model is not None and model.max_levels is None
+        self.num_rounds += len(text.accept_lengths)
+        self.accepted += sum(text.accept_lengths)
+        for level, confident in enumerate(text.expected):
+            self.hits[level] += sum(n > level for n in text.accept_lengths)
+            self.expected[level] += confident
         rounds, at_chance = self.num_rounds, self.accepted < _CHANCE * self.num_rounds
         if before < _ENOUGH_ROUNDS <= rounds and at_chance:
             warnings.warn(

@@ -1,126 +1,230 @@
-"""Text in, text out: a target with its drafter, from names or folders."""
+"""Text in, text out: a target with its drafter."""
 
 import asyncio
+import collections
 import dataclasses
-import functools
-import itertools
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, Unpack
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-import jax
-import numpy as np
-
-from eagle_jax.checkpoints import check_max_length
 from eagle_jax.config import require
-from eagle_jax.constraints.grammar import compile_grammar
-from eagle_jax.decoding.growth import capacity_ends
-from eagle_jax.decoding.requests import bucket_ends, bucket_length, bucket_rows
-from eagle_jax.engine import text
-from eagle_jax.engine.batches import decode_all
+from eagle_jax.decoding.decoder import AcceptanceRule
+from eagle_jax.decoding.growth import bucket_sizes, capacity_ends
+from eagle_jax.decoding.requests import bucket_ends, bucket_rows
+from eagle_jax.engine import wording
+from eagle_jax.engine.calls import empty_engine_for, engine_for
 from eagle_jax.engine.config import PairConfig
+from eagle_jax.engine.engine import Engine
+from eagle_jax.engine.fit_check import FitCheck
 from eagle_jax.engine.keywords import (
     CallKeywords,
     RequestKeywords,
     TextKeywords,
     shown,
 )
-from eagle_jax.engine.pairs import LoadedPair, PairSource
-from eagle_jax.engine.request import (
-    Asked,
-    Request,
-    each_sample,
-    request_of,
-)
-from eagle_jax.engine.results import Generation, Piece, Pieces
-from eagle_jax.engine.runner import Runner
-from eagle_jax.engine.scheduler import Scheduler
-from eagle_jax.engine.shared import Grammar, Shared
+from eagle_jax.engine.needs import BatchNeeds
+from eagle_jax.engine.programs import Programs
+from eagle_jax.engine.request import Request, each_sample, request_of
+from eagle_jax.engine.text import Generation, Piece, Text
+from eagle_jax.engine.wording import Prompt
 from eagle_jax.errors import InputError
-from eagle_jax.models.transformer import TransformerConfig
+from eagle_jax.interface import Drafter, Params, Target
+from eagle_jax.models.devices import check_memory
+from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.parallel import PairSharding
+
+if TYPE_CHECKING:
+    from eagle_jax.engine.open import Draft
 
 _OF_CALL = ("acceptance", "max_length")
 _OF_PROMPT = ("system", "chat_template_kwargs", "truncate_prompt_tokens")
 
-Message: TypeAlias = Mapping[str, str]
-Prompt: TypeAlias = (
-    str | Sequence[int] | np.ndarray | jax.Array | Message | Sequence[Message]
-)
-"""A text, token ids, or the messages of a conversation."""
 
-_MOST_ROWS = 8
-
-
-class _Group(NamedTuple):
-    """Texts of a call that are decoded by one runner.
-
-    Attributes:
-        runner: What decodes them.
-        places: Their places among the call's texts.
-        asked: Their prompts and settings.
-    """
-
-    runner: Runner
-    places: list[int]
-    asked: list[Asked]
-
-    @property
-    def prompts(self) -> list[list[int]]:
-        """The prompts' token ids."""
-        return [ids for ids, _ in self.asked]
-
-    @property
-    def settings(self) -> list[Request]:
-        """The settings of each."""
-        return [one for _, one in self.asked]
-
-
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Pair:
     """A target and its drafter, whose weights are read when they are first needed.
 
+    Reading the weights of a large target takes minutes; prompts and lengths can be
+    refused before.
+
     Attributes:
-        source: The target's sizes, the drafter and the tokenizer.
+        target: The target. Static.
         config: The method, and the settings that a call does not give.
-        sharding: The sharding of the target's arrays; `None` for the default device.
+        make_drafter: The function that makes a drafter of the method's settings for a
+            rule of acceptance; `None` for plain decoding.
+        read_params: The function that reads or makes the weights of both, and returns
+            them with the sharding of both; it is called once.
+        read_tokenizer: The function that reads the `transformers` tokenizer, or returns
+            `None` where only ids are needed.
+        vocab_size: The number of tokens the target knows, `V`.
+        max_positions: The most tokens of a prompt and its text together.
+        stop_tokens: The token ids that end a text.
+        placement: The target's sharding; `None` for the default device.
+        draft: The model that the method drafts with, `None` if there is none.
+        bits: The bits of the matrices of the target's layers, 8 or 4; `None` if they
+            are not quantized.
+        folder: The folder of the target's files, `None` if it has none.
         defaults: The settings of requests that the target's folder asks for.
+        fit_check: What the first rounds accepted; `None` for random weights and none.
+        kept: What was read or made, which pairs of the same weights share.
     """
 
-    def __init__(
-        self,
-        source: PairSource,
-        config: PairConfig,
-        sharding: PairSharding | None = None,
-        defaults: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Keeps what is opened, and reads nothing."""
-        self.source = source
-        self.config = config
-        self.sharding = sharding
-        self.defaults = dict(defaults or {})
+    target: Target
+    config: PairConfig
+    make_drafter: Callable[[Any, AcceptanceRule], Drafter | None]
+    read_params: Callable[["Pair"], tuple[Params, PairSharding | None]]
+    read_tokenizer: Callable[[], Any]
+    vocab_size: int
+    max_positions: int
+    stop_tokens: tuple[int, ...] = ()
+    placement: PairSharding | None = None
+    draft: "Draft | None" = None
+    bits: int | None = None
+    folder: Path | None = None
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fit_check: FitCheck | None = None
+    kept: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
-    @functools.cached_property
-    def loaded(self) -> LoadedPair:
-        """The models and their weights, for callers that drive the loop themselves."""
-        return self.source.load(self.sharding)
+    @classmethod
+    def of(
+        cls,
+        target: Target,
+        params: Any,
+        *,
+        vocab_size: int,
+        max_positions: int,
+        drafter: Drafter | None = None,
+        tokenizer: Any = None,
+        stop_tokens: Sequence[int] = (),
+        config: PairConfig | None = None,
+    ) -> "Pair":
+        """Returns a pair of anybody's own models, for its `generate` and `engine`.
 
-    def load(self) -> "Pair":
-        """Reads the weights now; returns the pair."""
-        _ = self.loaded
-        return self
+        Args:
+            target: The target. Static.
+            params: The `Params` of target and drafter.
+            vocab_size: The number of tokens the target knows, `V`.
+            max_positions: The most tokens of a prompt and its text together.
+            drafter: The drafter, whatever the acceptance rule; `None` for plain
+                decoding. Static.
+            tokenizer: A `transformers` tokenizer; `None` if prompts are token ids.
+            stop_tokens: The token ids that end a text.
+            config: The settings that a call does not give.
+        """
+        return cls(
+            target=target,
+            config=config or PairConfig(),
+            make_drafter=lambda settings, rule: drafter,
+            read_params=lambda pair: (params, None),
+            read_tokenizer=lambda: tokenizer,
+            vocab_size=vocab_size,
+            max_positions=max_positions,
+            stop_tokens=tuple(stop_tokens),
+        )
 
     def __repr__(self) -> str:
         """Shows the names, sizes and the method."""
-        source, layer = self.source, self.source.config.layer
-        name = "target" if source.folder is None else source.folder.name
-        size = f"{source.config.num_layers} layers of {layer.hidden_size}"
-        levels = "" if source.drafter is None else f" {source.drafter.depth} deep"
-        return f"Pair({name!r}, {size}, {source.dtype}, {source.method.name}{levels})"
+        if not isinstance(self.target, Transformer):
+            return f"Pair({type(self.target).__name__}, {self.drafter})"
+        config = self.sizes
+        name = "target" if self.folder is None else self.folder.name
+        size = f"{config.num_layers} layers of {config.layer.hidden_size}"
+        levels = "" if self.drafter is None else f" {self.drafter.depth} deep"
+        return f"Pair({name!r}, {size}, {self.dtype}, {self.config.method}{levels})"
+
+    def load(self) -> Self:
+        """Reads the weights now; returns the pair.
+
+        Raises:
+            InputError: If the weights or the tokenizer cannot be read.
+        """
+        _ = self.params, self.tokenizer
+        return self
+
+    @property
+    def params(self) -> Params:
+        """The weights of target and drafter."""
+        return self._weights[0]
+
+    @property
+    def sharding(self) -> PairSharding | None:
+        """The sharding of the pair's arrays; `None` for the default device."""
+        return self._weights[1]
+
+    @property
+    def _weights(self) -> tuple[Params, PairSharding | None]:
+        if "weights" not in self.kept:
+            self.kept["weights"] = self.read_params(self)
+        return self.kept["weights"]
 
     @property
     def tokenizer(self) -> Any:
-        """The pair's `transformers` tokenizer."""
-        return self.source.tokenizer
+        """The pair's `transformers` tokenizer, `None` where only ids are needed.
+
+        Raises:
+            InputError: If the folder holds no usable one.
+        """
+        return self.read_tokenizer()
+
+    @property
+    def sizes(self) -> TransformerConfig:
+        """The target's sizes; only a target that was read from files has them."""
+        assert isinstance(self.target, Transformer)
+        return self.target.config
+
+    @property
+    def dtype(self) -> str:
+        """The type of the target's weights and caches."""
+        return str(getattr(self.target, "dtype", ""))
+
+    @property
+    def num_parts(self) -> int:
+        """The parts that a batch's rows are split into."""
+        return 1 if self.placement is None else self.placement.mesh.shape["data"]
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """The drafter of the pair's own settings; `None` for plain decoding."""
+        return self.drafter_for(self.config.rule)
+
+    def drafter_for(self, rule: AcceptanceRule) -> Drafter | None:
+        """Returns the drafter for a rule of acceptance, made once."""
+        key = self.make_drafter, self.config.tree, rule
+        if key not in self.kept:
+            self.kept[key] = self.make_drafter(self.config.tree, rule)
+        return self.kept[key]
+
+    def with_tree(self, tree: Any) -> Self:
+        """Returns the pair with other settings of its method."""
+        config = dataclasses.replace(self.config, tree=tree)
+        return dataclasses.replace(self, config=config)
+
+    def with_drafter(self, drafter: Drafter | None) -> Self:
+        """Returns the pair with another drafter, `None` for none."""
+        return dataclasses.replace(self, make_drafter=lambda settings, rule: drafter)
+
+    def check_memory(self, *, batch_size: int, max_length: int) -> None:
+        """Refuses caches that cannot be in memory, before any weight is read.
+
+        They are counted as they begin, see `decoding.growth`.
+
+        Args:
+            batch_size: The number of rows, `B`.
+            max_length: The largest number of tokens of prompt and output together.
+        """
+        if not isinstance(self.target, Transformer):
+            return
+        drafter = self.drafter
+        depth = 0 if drafter is None else drafter.depth
+        check_memory(
+            self.sizes,
+            self.dtype,
+            self.bits,
+            drafter,
+            batch_size=batch_size,
+            num_slots=bucket_sizes(max_length, prompt=1, depth=depth)[0],
+        )
 
     @shown(TextKeywords, Request)
     def generate(
@@ -160,13 +264,11 @@ class Pair:
                 a setting is unknown or outside its range, or `regex` or `json_schema`
                 cannot be used.
         """
-        asked, whole = self._read(prompts, settings, more, chat=chat)
-        found: dict[int, Generation] = {}
-        for group in self._groups(asked, whole, batch_size):
-            done = decode_all(group.runner, group.prompts, group.settings)
-            for place, served in zip(group.places, done, strict=True):
-                found[place] = Generation.of(self.tokenizer, served)
-        return [found[place] for place in range(len(asked))]
+        pair, fields = self._for_call(more)
+        texts = pair.texts(prompts, settings, chat=chat, **fields)
+        engine = engine_for(pair, texts, batch_size)
+        collections.deque(engine.run(), maxlen=0)
+        return [text.result() for text in texts]
 
     @shown(TextKeywords, Request)
     def stream(
@@ -183,14 +285,12 @@ class Pair:
         The arguments are those of `generate`, and the pieces of a text together are
         what it returns. `for piece in pair.stream("x"): print(piece, end="")` shows it.
         """
-        asked, whole = self._read(prompts, settings, more, chat=chat)
-        pieces = Pieces(self.tokenizer)
-        for group in self._groups(asked, whole, batch_size):
-            scheduler = Scheduler(group.runner)
-            for place, (ids, one) in zip(group.places, group.asked, strict=True):
-                scheduler.add(place, ids, one, is_streamed=True)
-            while not scheduler.is_idle:
-                yield from map(pieces.next, scheduler.step())
+        pair, fields = self._for_call(more)
+        texts = pair.texts(prompts, settings, chat=chat, **fields)
+        for text in texts:
+            text.is_watched = True
+        for text in engine_for(pair, texts, batch_size).run():
+            yield text.piece()
 
     @shown(TextKeywords, Request)
     async def astream(
@@ -208,56 +308,6 @@ class Pair:
         )
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
             yield piece
-
-    @shown(RequestKeywords, Request)
-    def request(self, **settings: Unpack[RequestKeywords]) -> Request:
-        """Returns the settings of a request.
-
-        Args:
-            **settings: Fields of `Request`. What is not given is what the pair's
-                own settings say, or the target's `generation_config.json`, unless the
-                pair was loaded with `generation_config="none"`.
-        """
-        return request_of(self.config.request, self.defaults, settings)
-
-    def _read(
-        self,
-        prompts: Any,
-        settings: Request | Sequence[Request] | None,
-        more: Mapping[str, Any],
-        *,
-        chat: bool,
-    ) -> tuple[list[Asked], dict[str, Any]]:
-        """Returns the texts that a call asks for, and the settings of all of it."""
-        whole = {name: more[name] for name in _OF_CALL if name in more}
-        how = {name: more[name] for name in _OF_PROMPT if name in more}
-        fields = {name: x for name, x in more.items() if name not in whole | how}
-        given = text.as_prompts(prompts)
-        encoded = [self.encode(prompt, chat=chat, **how) for prompt in given]
-        if settings is None:
-            settings = self.request(**fields)
-        elif fields:
-            raise InputError(
-                f"{next(iter(fields))} is given beside `settings`; give one of them"
-            )
-        return each_sample(encoded, settings), whole
-
-    def _groups(
-        self, asked: list[Asked], whole: Mapping[str, Any], batch_size: int | None
-    ) -> Iterator[_Group]:
-        """Yields the texts that share a constraint, and so a program."""
-        most = _MOST_ROWS if batch_size is None else batch_size
-        heat = max(one.temperature for _, one in asked)
-        config = self.config.with_(temperature=heat, batch_size=most, **whole)
-        rows = config.batch_size
-        places: dict[str | None, list[int]] = {}
-        for place, (_, one) in enumerate(asked):
-            places.setdefault(one.grammar, []).append(place)
-        groups = [(some, [asked[place] for place in some]) for some in places.values()]
-        # All are checked before the first is decoded.
-        runners = [self.runner(texts, config, rows) for _, texts in groups]
-        for runner, (some, texts) in zip(runners, groups, strict=True):
-            yield _Group(runner, some, texts)
 
     @shown(CallKeywords, Request)
     def warm_up(
@@ -286,19 +336,27 @@ class Pair:
                 setting is unknown or outside its range.
         """
         started = time.perf_counter()
-        fields: dict[str, Any] = dict(settings)
-        whole = {name: fields.pop(name) for name in _OF_CALL if name in fields}
-        most = self.request(**fields)
-        config = self.config.with_(temperature=most.temperature, **whole)
-        for rows, length in itertools.product(
-            sorted({bucket_rows(rows) for rows in range(1, batch_size + 1)}),
-            bucket_ends(prompt_length),
-        ):
+        pair, fields = self._for_call(settings)
+        most = pair.request(**fields)
+        sizes = sorted({bucket_rows(rows) for rows in range(1, batch_size + 1)})
+        lengths = bucket_ends(prompt_length)
+        for rows, length in ((rows, one) for rows in sizes for one in lengths):
             for limit in capacity_ends(length, most.max_new_tokens):
                 one = dataclasses.replace(most, max_new_tokens=limit)
-                runner = self.runner([([0] * length, one)] * rows, config, rows)
-                runner.warm_up(by_round=False, with_growth=True)
+                texts = [pair.text([0] * length, one)] * rows
+                empty_engine_for(pair, texts, rows).warm_up(texts, with_growth=True)
         return time.perf_counter() - started
+
+    @shown(RequestKeywords, Request)
+    def request(self, **settings: Unpack[RequestKeywords]) -> Request:
+        """Returns the settings of a request.
+
+        Args:
+            **settings: Fields of `Request`. What is not given is what the pair's
+                own settings say, or the target's `generation_config.json`, unless the
+                pair was loaded with `generation_config="none"`.
+        """
+        return request_of(self.config.request, self.defaults, settings)
 
     def encode(
         self,
@@ -322,8 +380,10 @@ class Pair:
                 all.
         """
         if isinstance(prompt, str) or isinstance(prompt[0], Mapping):
+            if self.tokenizer is None:
+                raise InputError("a pair without a tokenizer reads no text")
             variables = chat_template_kwargs or {}
-            ids = text.encode(
+            ids = wording.encode(
                 self.tokenizer, prompt, variables, chat=chat, system=system
             )
         else:
@@ -334,120 +394,62 @@ class Pair:
         require(least >= 1, "truncate_prompt_tokens", least, "at least 1")
         return ids[-truncate_prompt_tokens:]
 
-    def runner(
-        self, asked: Sequence[Asked], config: PairConfig, batch_size: int
-    ) -> Runner:
-        """Returns what decodes batches; reads the weights once all is checked.
-
-        Args:
-            asked: The texts, which share a constraint.
-            config: All settings, with the pair's method.
-            batch_size: The largest number of texts decoded together; few texts get few
-                rows.
-
-        Raises:
-            InputError: If a prompt leaves no room for a token, the rounds cannot be in
-                memory, or the expression or schema cannot be used.
-        """
-        source = self.source
-        sizes = source.config
-        if config.max_length is not None:
-            check_max_length(sizes, config.max_length)
-        max_length = _longest_text(sizes, config, asked)
-        parts = 1 if self.sharding is None else self.sharding.mesh.shape["data"]
-        each, most = -(-len(asked) // parts), -(-batch_size // parts)
-        rows = parts * min(bucket_rows(each), most)
-        samples = asked[0][1].n
-        if all(one.n == samples for _, one in asked) and samples <= most:
-            # As many as read each prompt once.
-            rows = (
-                parts * samples * min(bucket_rows(-(-each // samples)), most // samples)
-            )
-        source.check_memory(batch_size=rows, max_length=max_length)
-        grammar = self.compile(Grammar.of(asked[0][1]))
-        shared = Shared.of([one for _, one in asked], self.loaded)
-        return Runner(
-            pair=self.loaded.with_automaton(grammar and grammar.tables),
-            drafter=source.make_drafter(config.tree, config.rule),
-            config=config,
-            max_length=max_length,
-            prompt_bucket=bucket_length(max(len(ids) for ids, _ in asked)),
-            batch_size=rows,
-            shared=dataclasses.replace(shared, grammar=grammar),
-        )
-
-    def scheduler(
+    def texts(
         self,
+        prompts: Prompt | Sequence[Prompt],
+        settings: Request | Sequence[Request] | None = None,
         *,
-        batch_size: int = _MOST_ROWS,
-        max_length: int | None = None,
-        acceptance: Literal["coupled", "rejection"] = "coupled",
-    ) -> Scheduler:
-        """Returns a queue of requests through the rows of one running batch.
+        chat: bool = False,
+        **more: Any,
+    ) -> list[Text]:
+        """Returns the texts that prompts ask for, the samples of each one by one.
 
-        >>> scheduler = pair.scheduler(batch_size=4)  # doctest: +SKIP
-        >>> scheduler.add("a", pair.encode("def f"), pair.request())  # doctest: +SKIP
-        >>> while not scheduler.is_idle:  # doctest: +SKIP
-        ...     for served in scheduler.step():
-        ...         print(served.key, served.row.generated_ids)
+        Arguments and errors are those of `generate`, but for those of a whole call.
+        """
+        how = {name: more[name] for name in _OF_PROMPT if name in more}
+        fields = {name: x for name, x in more.items() if name not in how}
+        given = wording.as_prompts(prompts)
+        encoded = [self.encode(prompt, chat=chat, **how) for prompt in given]
+        if settings is None:
+            settings = self.request(**fields)
+        elif fields:
+            raise InputError(
+                f"{next(iter(fields))} is given beside `settings`; give one of them"
+            )
+        asked = enumerate(each_sample(encoded, settings))
+        return [self.text(ids, one, index=index) for index, (ids, one) in asked]
+
+    def text(self, ids: Sequence[int], request: Request, *, index: int = 0) -> Text:
+        """Returns one text after a prompt's ids, of which `n` is not read."""
+        tokenizer = self.tokenizer
+        needs = BatchNeeds.of(request, tokenizer, self.stop_tokens, self.vocab_size)
+        return Text(ids, request, needs=needs, tokenizer=tokenizer, index=index)
+
+    def engine(self, *, batch_size: int = 8, max_length: int | None = None) -> Engine:
+        """Returns an engine, through whose rows texts go; reads no weights yet.
+
+        >>> engine = pair.engine(batch_size=4)  # doctest: +SKIP
+        >>> for text in pair.texts(["def f", "class A"]):  # doctest: +SKIP
+        ...     _ = engine.add(text)
+        >>> for text in engine.run():  # doctest: +SKIP
+        ...     print(text.index, text.token_ids)
 
         Args:
             batch_size: The number of rows, `B`.
             max_length: The largest number of tokens of prompt and output together;
                 `None` for the target's positions.
-            acceptance: See `PairConfig`.
 
         Raises:
             InputError: If the rounds cannot be in memory.
         """
-        longest = max_length or self.source.config.max_positions
-        one = dataclasses.replace(self.request(), max_new_tokens=longest - 1)
-        config = self.config.with_(
-            temperature=one.temperature, acceptance=acceptance, max_length=longest
-        )
-        first = self.runner([([0], one)] * batch_size, config, batch_size)
+        return Engine(self, batch_size=batch_size, max_length=max_length)
 
-        def change(shared: Shared) -> Runner:
-            heat = float(shared.is_sampled)
-            grammar = self.compile(shared.grammar)
-            config = first.config.with_(temperature=heat, acceptance=acceptance)
-            rule = config.rule
-            return dataclasses.replace(
-                first,
-                pair=self.loaded.with_automaton(grammar and grammar.tables),
-                drafter=self.source.make_drafter(config.tree, rule),
-                config=config,
-                shared=dataclasses.replace(shared, grammar=grammar),
-            )
+    def programs(self, needs: BatchNeeds) -> Programs:
+        """Returns what is run for texts that need this; reads the weights."""
+        return Programs(self, needs)
 
-        return Scheduler(first, change)
-
-    def compile(self, grammar: Grammar | None) -> Grammar | None:
-        """Returns a constraint with its tables, for `Scheduler.add`.
-
-        Raises:
-            InputError: If it cannot be used.
-        """
-        if grammar is None or grammar.tables is not None:
-            return grammar
-        source = self.source
-        given = source.stop_tokens, source.config.vocab_size, grammar.given
-        tables = compile_grammar(self.tokenizer, *given)
-        return dataclasses.replace(grammar, tables=tables)
-
-
-def _longest_text(
-    target: TransformerConfig, config: PairConfig, asked: Sequence[Asked]
-) -> int:
-    """Returns the length of the longest text, in tokens, prompt and output together."""
-    needed = max(len(ids) + one.max_new_tokens for ids, one in asked)
-    # More slots would cost time for nothing.
-    max_length = min(config.max_length or target.max_positions, needed)
-    for number, (ids, _) in enumerate(asked):
-        if len(ids) >= max_length:
-            raise InputError(
-                f"prompt {number} has {len(ids)} tokens, but prompt and output "
-                f"together may have {max_length}; shorten it or raise `max_length` "
-                f"(the target has {target.max_positions} positions)"
-            )
-    return max_length
+    def _for_call(self, more: Mapping[str, Any]) -> tuple[Self, dict[str, Any]]:
+        """Returns the pair with the settings of a whole call, and the other ones."""
+        whole = {name: more[name] for name in _OF_CALL if name in more}
+        fields = {name: x for name, x in more.items() if name not in whole}
+        return dataclasses.replace(self, config=self.config.with_(**whole)), fields

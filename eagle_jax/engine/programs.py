@@ -1,11 +1,32 @@
-"""Compiled programs that can be dropped; `jax.jit` alone would keep them for good."""
+"""The compiled programs of a batch, which can be dropped, and all that they run on."""
 
+import contextlib
+import dataclasses
+import functools
+import inspect
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eagle_jax.constraints.automaton import TokenAutomaton
+from eagle_jax.decoding import chunked_prefill, growth, slots, speculative
+from eagle_jax.decoding.chunked_prefill import PrefillState
+from eagle_jax.decoding.decoder import Decoder
+from eagle_jax.decoding.growth import Limits
+from eagle_jax.decoding.requests import NO_TOKEN, Requests, make_requests
+from eagle_jax.decoding.speculative import Round
+from eagle_jax.decoding.state import DecodeState, StopReason
+from eagle_jax.engine.needs import BatchNeeds
+from eagle_jax.engine.text import News, Text
+
+if TYPE_CHECKING:
+    from eagle_jax.engine.pair import Pair
 
 MOST_PROGRAMS = 64
 """The number of programs kept; on a CPU each holds about 300 memory maps and 15 MB.
@@ -14,7 +35,7 @@ Linux lets a process have 65,530 maps, and aborts the one that asks for more.
 """
 
 
-class Programs:
+class Store:
     """A store that compiles every program once, and keeps those used last.
 
     Threads may share it: none waits for what another compiles, so two that need the
@@ -65,5 +86,232 @@ class Programs:
             self._kept.clear()
 
 
-PROGRAMS = Programs()
+PROGRAMS = Store()
 """The programs of the process: one limit for all its pairs."""
+
+
+class Programs:
+    """What a pair runs for the texts of one batch.
+
+    Attributes:
+        pair: The pair.
+        needs: What the texts may ask for.
+        decoder: The target, the drafter and the acceptance rule.
+        params: The pair's parameters, with those of the constraint.
+    """
+
+    def __init__(self, pair: "Pair", needs: BatchNeeds) -> None:
+        """Compiles nothing yet; reads the pair's weights if nobody has."""
+        self.pair, self.needs, self.params = pair, needs, pair.params
+        constraint = None
+        rule = pair.config.acceptance if needs.is_sampled else "greedy"
+        if needs.grammar is not None:
+            tables = needs.grammar.tables
+            constraint = TokenAutomaton(vocab_size=pair.vocab_size)
+            if pair.sharding is not None:
+                tables = jax.device_put(tables, pair.sharding.everywhere)
+            self.params = dataclasses.replace(self.params, constraint=tables)
+        self.decoder = Decoder(
+            target=pair.target,
+            drafter=pair.drafter_for(rule),
+            acceptance=rule,
+            constraint=constraint,
+            logprobs=needs.logprobs,
+        )
+        where = tuple(leaf.sharding for leaf in jax.tree.leaves(self.params))
+        self._identity = self.decoder, _shapes(self.params), where
+        self._store = PROGRAMS
+
+    def requests(
+        self, texts: Sequence[Text], rows: int, prompt_bucket: int, max_length: int
+    ) -> Requests:
+        """Returns the requests of texts on the devices; missing rows are made up."""
+        tokenizer, own = self.pair.tokenizer, self.pair.stop_tokens
+        prompts = [text.prompt_ids for text in texts]
+        every = [text.request for text in texts]
+        missing = rows - len(texts)
+        short = dataclasses.replace(
+            every[0], max_new_tokens=1, min_new_tokens=0, seed=0
+        )
+        every += [short] * missing
+        stops = [one.stops(tokenizer, own) for one in every]
+        stops[0] += [NO_TOKEN] * (self.needs.num_stops - len(stops[0]))
+        names = ("max_new_tokens", "temperature", "top_p", "top_k", "min_p")
+        values = {name: [getattr(one, name) for one in every] for name in names}
+        requests = make_requests(
+            prompts + [[0]] * missing,
+            max_length=max_length,
+            stop_tokens=stops,
+            seeds=[one.seed for one in every],
+            prompt_bucket=prompt_bucket,
+            vocab_size=self.pair.vocab_size,
+            processors=[one.processors(tokenizer) for one in every],
+            processor_room=self.needs.room,
+            **values,
+        )
+        return self._put(requests)
+
+    def empty(self, rows: int, num_slots: int) -> DecodeState:
+        """Returns a state in which every row is free."""
+        state = slots.init_decode_state(
+            self.decoder,
+            self.params,
+            batch=rows,
+            num_slots=num_slots,
+            num_stop_tokens=self.needs.num_stops,
+            processor_room=self.needs.room,
+        )
+        return self._put(state)
+
+    def prefill(
+        self, requests: Requests, *, num_slots: int, num_samples: int = 1
+    ) -> DecodeState:
+        """See `chunked_prefill.prefill`."""
+        sizes = {"num_slots": num_slots, "num_samples": num_samples}
+        return self.call(chunked_prefill.prefill, requests, **sizes)
+
+    def start_prefill(self, requests: Requests, num_slots: int) -> PrefillState:
+        """See `slots.start_prefill`."""
+        return self.call(slots.start_prefill, requests, num_slots=num_slots)
+
+    def reuse_prefill(
+        self, requests: Requests, state: DecodeState, row: int, length: int, size: int
+    ) -> PrefillState:
+        """See `slots.reuse_prefill`."""
+        rest = state, np.int32(row), np.int32(length)
+        return self.call(slots.reuse_prefill, requests, *rest, size=size)
+
+    def prefill_chunk(self, state: PrefillState, size: int) -> PrefillState:
+        """See `slots.prefill_chunk`; the state is donated."""
+        return self.call(slots.prefill_chunk, state, size=size)
+
+    def finish_prefill(self, state: PrefillState, num_slots: int) -> DecodeState:
+        """See `chunked_prefill.finish_prefill`."""
+        return self.call(chunked_prefill.finish_prefill, state, num_slots=num_slots)
+
+    def insert(
+        self, state: DecodeState, begun: DecodeState, slot: int, row: int
+    ) -> DecodeState:
+        """See `slots.insert`; the state is donated."""
+        return self.call(_insert, state, begun, np.int32(slot), np.int32(row))
+
+    def grow(self, state: DecodeState, num_slots: int) -> DecodeState:
+        """See `growth.grow`."""
+        return self.call(_grow, state, num_slots=num_slots)
+
+    def free(self, state: DecodeState, slot: int) -> DecodeState:
+        """See `slots.free`."""
+        reasons = np.array(self.fetch(state.stop_reason))
+        reasons[slot] = StopReason.FREE
+        return dataclasses.replace(state, stop_reason=self._put(jnp.asarray(reasons)))
+
+    def decode_until(
+        self, state: DecodeState, most_rounds: int, most_ended: int
+    ) -> DecodeState:
+        """See `speculative.decode_until`; the state is donated."""
+        limits = Limits(np.int32(most_rounds), np.int32(most_ended))
+        return self.call(speculative.decode_until, state, limits)
+
+    def decode_round(self, state: DecodeState) -> tuple[DecodeState, Round]:
+        """See `speculative.decode_round`; the state is donated."""
+        return self.call(speculative.decode_round, state)
+
+    def rounds(self, done: Round) -> dict[int, Round]:
+        """Returns a round of the rows that were running, without the batch's axis."""
+        # The distributions of drafts are large, and not looked at.
+        tree = dataclasses.replace(done.tree, draft_logits=None)
+        found: Round = self.fetch(dataclasses.replace(done, tree=tree))
+        return {
+            row: jax.tree.map(lambda x, row=row: x[row], found)
+            for row in np.flatnonzero(found.count).tolist()
+        }
+
+    def news(self, state: DecodeState) -> News:
+        """Returns how far the texts of all rows go."""
+        return self.fetch(News(*(getattr(state, name) for name in News._fields)))
+
+    def fetch(self, arrays: Any) -> Any:
+        """Returns arrays on the host."""
+        sharding = self.pair.sharding
+        return (jax.device_get if sharding is None else sharding.fetch)(arrays)
+
+    @contextlib.contextmanager
+    def timing(self, texts: Sequence[Text], name: str) -> Iterator[list[float]]:
+        """Adds the seconds within, but for compiling, in equal shares to texts.
+
+        Yields a list that holds them at the end.
+        """
+        taken = list[float]()
+        started = time.perf_counter() - self._store.compile_seconds
+        yield taken
+        seconds = time.perf_counter() - self._store.compile_seconds - started
+        taken.append(seconds)
+        for text in texts:
+            setattr(text, name, getattr(text, name) + seconds / len(texts))
+
+    def _put(self, rows: Any) -> Any:
+        sharding = self.pair.sharding
+        return rows if sharding is None else sharding.put_rows(rows)
+
+    def call(
+        self, function: Callable[..., Any], rows: Any, *rest: Any, **static: Any
+    ) -> Any:
+        """Runs a function of the library on the weights, compiled once per shape.
+
+        Args:
+            function: The function, of a decoder, its parameters and these.
+            rows: The requests of a prefill, otherwise a state, which is donated unless
+                what is returned has other `num_slots`.
+            *rest: Its other arrays, which every device has whole.
+            **static: The function's static arguments, but for the decoder.
+        """
+        arguments = (rows, *rest)
+        key = (function, tuple(static.items()), self._identity, _shapes(arguments))
+        program = self._store.get(
+            key,
+            lambda: (
+                self._bind(function, static).lower(self.params, *arguments).compile()
+            ),
+        )
+        return jax.block_until_ready(program(self.params, *arguments))
+
+    def _bind(
+        self, function: Callable[..., Any], static: dict[str, Any]
+    ) -> jax.stages.Wrapped:
+        """Returns a function of weights and arrays that keeps no program by itself."""
+        # What a module's own `jax.jit` compiles lives as long as the module.
+        bound = functools.partial(inspect.unwrap(function), self.decoder, **static)
+        crosses_rows = function in (_insert, slots.reuse_prefill)
+        donates = "num_slots" not in static and function is not slots.reuse_prefill
+        sharding = self.pair.sharding
+        if sharding is not None and not crosses_rows:
+            return sharding.shard(bound, donates_state=donates)
+        run = bound
+        if sharding is not None:
+
+            def run(*arguments: Any) -> Any:
+                found = bound(*arguments)
+                shardings = sharding.row_shardings(found)
+                return jax.lax.with_sharding_constraint(found, shardings)
+
+        return jax.jit(run, donate_argnums=(1,) if donates else ())
+
+
+def _insert(
+    decoder: Decoder, params: Any, state: DecodeState, begun: DecodeState, *places: Any
+) -> DecodeState:
+    del decoder, params
+    return inspect.unwrap(slots.insert)(begun, state, *places)
+
+
+def _grow(
+    decoder: Decoder, params: Any, state: DecodeState, *, num_slots: int
+) -> DecodeState:
+    del params
+    return growth.grow(decoder, state, num_slots=num_slots)
+
+
+def _shapes(arrays: Any) -> Hashable:
+    """Returns the structure, shapes and types that a program is compiled for."""
+    leaves, structure = jax.tree.flatten(arrays)
+    return structure, tuple(jax.typeof(leaf) for leaf in leaves)

@@ -6,7 +6,7 @@ import operator
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from eagle_jax.checkpoints.hf_fields import Fields, stop_tokens, warn_once
 from eagle_jax.config import DRAWS, Range, Without, require, setting
@@ -179,14 +179,10 @@ class Request:
         return found
 
 
-Asked: TypeAlias = tuple[list[int], Request]
-"""The token ids of a prompt, and what is asked for after them."""
-
-
 def each_sample(
     prompts: Sequence[list[int]], settings: Request | Sequence[Request]
-) -> list[Asked]:
-    """Returns the texts that are asked for, the samples of each prompt one by one.
+) -> list[tuple[list[int], Request]]:
+    """Returns prompts with what is asked for after them, the samples one by one.
 
     Args:
         prompts: The prompts' token ids.

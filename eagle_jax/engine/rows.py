@@ -1,124 +1,173 @@
-"""The texts of a batch on the host."""
+"""The rows of a running batch, which texts enter and leave."""
 
-import dataclasses
-import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from eagle_jax.decoding.logprobs import Logprobs
+from eagle_jax.decoding.growth import bucket_sizes
+from eagle_jax.decoding.requests import Requests, bucket_length
 from eagle_jax.decoding.state import DecodeState, StopReason
+from eagle_jax.engine.prefill import Reading, find_prefix, num_samples, num_slots_for
+from eagle_jax.engine.programs import Programs
+from eagle_jax.engine.text import Text
+
+_UNLIMITED = 2**31 - 1
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RowLogprobs:
-    """The log-probabilities of a text's tokens.
-
-    Attributes:
-        own: Those of the generated tokens.
-        top: Beside each, the likeliest tokens and theirs, best first.
-        prompt: Those of the prompt's tokens after its first, which has none; `None`
-            unless they were asked for.
-    """
-
-    own: list[float]
-    top: list[dict[int, float]]
-    prompt: "RowLogprobs | None" = None
-
-    def first(self, num_tokens: int) -> "RowLogprobs":
-        """Returns those of the first generated tokens."""
-        own, top = self.own[:num_tokens], self.top[:num_tokens]
-        return dataclasses.replace(self, own=own, top=top)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
-    """The text of one request so far.
+class Rows:
+    """A batch's state, and the texts of its rows.
 
     Attributes:
-        prompt_ids: The token ids of the prompt.
-        generated_ids: The token ids that were generated, with the prefill's token and
-            the stop token.
-        stop_reason: The reason why the text ended; `RUNNING` if it has not ended.
-        accept_lengths: The number of drafted tokens that each round accepted, uncut by
-            limits.
-        expected: The number of rounds that were to accept a draft of level 1, and one
-            of level 2, by the draft's own confidences.
-        logprobs: The log-probabilities of the tokens; `None` unless they were asked
-            for.
+        programs: What is run; another for rows without texts forgets the state.
+        max_length: The most tokens of a prompt and its text together.
+        texts: The text that is being written in each row, `None` in free ones.
+        done: The texts that have ended.
     """
 
-    prompt_ids: list[int]
-    generated_ids: list[int]
-    stop_reason: StopReason
-    accept_lengths: list[int]
-    expected: tuple[float, ...] = (0.0, 0.0)
-    logprobs: RowLogprobs | None = None
+    def __init__(self, programs: Programs, batch_size: int, max_length: int) -> None:
+        """Starts without a state; `batch_size` is the number of rows, `B`."""
+        self.max_length = max_length
+        self.done: list[Text] = []
+        self.empty(programs, batch_size)
 
-    @classmethod
-    def begin(cls, prompt_ids: Sequence[int]) -> "Row":
-        """Returns a text of which nothing is generated yet."""
-        return cls(
-            prompt_ids=list(prompt_ids),
-            generated_ids=[],
-            stop_reason=StopReason.RUNNING,
-            accept_lengths=[],
-        )
+    def empty(self, programs: Programs, batch_size: int) -> None:
+        """Forgets texts and state, but not what has ended."""
+        self.programs = programs
+        self.texts: list[Text | None] = [None] * batch_size
+        self._state: DecodeState | None = None
+        # What each row holds, the texts that have ended included.
+        self._held: list[list[int]] = [[] for _ in self.texts]
 
-    def cut(self, num_tokens: int) -> "Row":
-        """Returns the text up to a token that completed a stop string."""
-        # The first token is the prefill's.
-        ends = itertools.accumulate((1 + n for n in self.accept_lengths), initial=1)
-        rounds = sum(end < num_tokens for end in ends)
-        return dataclasses.replace(
-            self,
-            generated_ids=self.generated_ids[:num_tokens],
-            stop_reason=StopReason.STOP_STRING,
-            accept_lengths=self.accept_lengths[:rounds],
-            logprobs=self.logprobs and self.logprobs.first(num_tokens),
-        )
+    @property
+    def running(self) -> dict[int, Text]:
+        """The texts that are being written, by row."""
+        return {row: text for row, text in enumerate(self.texts) if text is not None}
 
+    def find_prefix(self, text: Text) -> tuple[int, int]:
+        """See `find_prefix`; nothing is there, or can be reused, without a state."""
+        parts = self.programs.pair.num_parts
+        if text.needs.has_prompt or self._state is None or parts > 1:
+            return 0, 0
+        return find_prefix(text.prompt_ids, self._held, self.programs.decoder)
 
-def read_rows(state: DecodeState, fetch: Callable[[Any], Any]) -> list[Row]:
-    """Returns the texts of a state; `fetch` brings arrays to the host."""
-    tokens, lengths, reasons, accepted, rounds, expected, starts, logprobs = fetch(
-        (
-            state.tokens,
-            state.lengths,
-            state.stop_reason,
-            state.accept_lengths,
-            state.num_rounds,
-            state.expected,
-            state.rows.prompt_lengths,
-            state.logprobs,
-        )
-    )
-    return [
-        Row(
-            prompt_ids=tokens[row, : starts[row]].tolist(),
-            generated_ids=tokens[row, starts[row] : lengths[row]].tolist(),
-            stop_reason=StopReason(int(reasons[row])),
-            accept_lengths=accepted[row, : rounds[row]].tolist(),
-            expected=tuple(map(float, expected[row])),
-            logprobs=logprobs
-            and _row_logprobs(logprobs, row, starts[row], lengths[row]),
-        )
-        for row in range(len(lengths))
-    ]
+    def read_as_all(self, texts: Sequence[Text]) -> None:
+        """Reads prompts in one prefill of all rows, which becomes the state itself."""
+        programs, batch_size = self.programs, len(self.texts)
+        bucket = bucket_length(max(len(text.prompt_ids) for text in texts))
+        requests = self._requests(texts, batch_size)
+        size = self.cache_sizes(bucket)[0]
+        samples = num_samples(texts, batch_size // programs.pair.num_parts)
+        self.empty(programs, batch_size)
+        with programs.timing(texts, "prefill_seconds"):
+            state = programs.prefill(requests, num_slots=size, num_samples=samples)
+        self._state = state
+        self.texts[: len(texts)] = texts
 
+    def read(self, texts: Sequence[Text]) -> DecodeState:
+        """Reads short prompts, several if they are equal or one for each part."""
+        programs, parts = self.programs, self.programs.pair.num_parts
+        requests = self._requests(texts, max(parts, len(texts)))
+        size = self._ensure_slots(num_slots_for(texts))
+        samples = 1 if parts > 1 else len(texts)
+        with programs.timing(texts, "prefill_seconds"):
+            return programs.prefill(requests, num_slots=size, num_samples=samples)
 
-def _row_logprobs(found: Logprobs, row: int, start: int, length: int) -> RowLogprobs:
-    """Returns what was found of a row whose prompt ends at `start`."""
+    def start_reading(self, text: Text, slot: int) -> Reading:
+        """Begins to read a prompt in chunks, for a row that is kept for it."""
+        programs = self.programs
+        row, text.reused = self.find_prefix(text)
+        requests = self._requests([text], programs.pair.num_parts)
+        self._ensure_slots(num_slots_for([text]))
+        assert self._state is not None
+        return Reading.begin(text, programs, requests, self._state, row=row, slot=slot)
 
-    def between(begin: int, end: int, prompt: RowLogprobs | None = None) -> RowLogprobs:
-        places = row, slice(begin, end)
-        pairs = zip(
-            found.top_tokens[places].tolist(), found.top[places].tolist(), strict=True
-        )
-        return RowLogprobs(
-            own=found.own[places].tolist(),
-            top=[dict(zip(tokens, values, strict=True)) for tokens, values in pairs],
-            prompt=prompt,
-        )
+    def finish_reading(self, reading: Reading) -> DecodeState:
+        """Returns the state of a prompt of which all chunks are read."""
+        begun = self.programs.finish_prefill(reading.prefix, reading.num_slots)
+        # The running rows may have outgrown the size that it began with.
+        if reading.num_slots < (now := self._ensure_slots(0)):
+            begun = self.programs.grow(begun, now)
+        return begun
 
-    prompt = between(1, start) if found.config.prompt else None
-    return between(start, length, prompt)
+    def enter(self, text: Text, slot: int, begun: DecodeState, place: int) -> None:
+        """Puts a text that was read, row `place` of `begun`, into a row."""
+        assert self._state is not None
+        state = self.programs.insert(self._state, begun, slot, place)
+        self._state, self.texts[slot] = state, text
+        self._held[slot] = text.prompt_ids
+
+    def write(self, rounds: int | None, *, until_one_ends: bool) -> None:
+        """Runs rounds, `None` for any number, until one text or all have ended."""
+        running, programs = self.running, self.programs
+        texts, depth, done = [*running.values()], programs.decoder.depth, None
+        most_ended = 0 if until_one_ends else _UNLIMITED
+        with programs.timing(texts, "decode_seconds") as taken:
+            self._ensure_slots(max(text.length for text in texts) + depth + 1)
+            assert self._state is not None
+            if depth and any(text.keeps_rounds for text in texts):
+                self._state, done = programs.decode_round(self._state)
+            else:
+                most = rounds or _UNLIMITED
+                self._state = programs.decode_until(self._state, most, most_ended)
+        for row, one in programs.rounds(done).items() if done is not None else ():
+            if (text := self.texts[row]) is not None and text.keeps_rounds:
+                text.rounds.append((one, taken[0]))
+
+    def look(self) -> None:
+        """Takes in what texts gained; those that have ended leave."""
+        state, programs, running = self._state, self.programs, self.running
+        assert state is not None
+        reasons, lengths = programs.fetch((state.stop_reason, state.lengths))
+        for row, text in running.items():
+            text.length = int(lengths[row])
+        seen = {
+            row: text
+            for row, text in running.items()
+            if reasons[row] != StopReason.RUNNING or text.is_looked_at
+        }
+        news = programs.news(state) if seen else None
+        for row, text in seen.items():
+            assert news is not None
+            # Before a stop string cuts it: this is what the caches hold.
+            self._held[row] = news.tokens[row, : lengths[row]].tolist()
+            text.take(news, row)
+            if text.has_ended:
+                self.done.append(text)
+                if reasons[row] == StopReason.RUNNING:
+                    self.free(row)
+                self.texts[row] = None
+                if (check := programs.pair.fit_check) is not None:
+                    check.judge(text, programs.decoder)
+
+    def free(self, row: int) -> None:
+        """Ends the text of a row."""
+        assert self._state is not None
+        self._state = self.programs.free(self._state, row)
+        self.texts[row] = None
+
+    def cache_sizes(self, prompt: int) -> list[int]:
+        """Returns the slots that caches have one after the other, see `bucket_sizes`.
+
+        Args:
+            prompt: The tokens of the padded prompts that are read into the first.
+        """
+        depth = self.programs.decoder.depth
+        return bucket_sizes(self.max_length, prompt=prompt, depth=depth)
+
+    def _requests(self, texts: Sequence[Text], rows: int) -> Requests:
+        bucket = bucket_length(max(len(text.prompt_ids) for text in texts))
+        return self.programs.requests(texts, rows, bucket, self.max_length)
+
+    def _ensure_slots(self, num_tokens: int) -> int:
+        """Gives the state at least so many slots; returns how many it has."""
+        state, programs = self._state, self.programs
+        if state is not None and state.tokens.shape[1] >= num_tokens:
+            return state.tokens.shape[1]
+        sizes = self.cache_sizes(0)
+        # A prompt's padding may be longer than any text.
+        padded, depth = bucket_length(self.max_length), programs.decoder.depth
+        sizes += bucket_sizes(padded, prompt=0, depth=depth)
+        size = next(size for size in sizes if size >= num_tokens)
+        if state is None:
+            self._state = programs.empty(len(self.texts), size)
+        else:
+            self._state = programs.grow(state, size)
+        return size

@@ -4,7 +4,7 @@ import codecs
 from typing import Any
 
 from eagle_jax.constraints.grammar import BYTE_TOKEN, byte_alphabet
-from eagle_jax.engine.text import INCOMPLETE, decode
+from eagle_jax.engine.wording import INCOMPLETE, decode
 
 
 class Spelling:

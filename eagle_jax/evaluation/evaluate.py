@@ -10,7 +10,8 @@ import jax
 
 from eagle_jax import assets
 from eagle_jax.checkpoints import check_max_length
-from eagle_jax.engine.pairs import PairSource, open_pair
+from eagle_jax.engine import Pair
+from eagle_jax.engine.open import open_pair, with_target
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.answers import QuestionAnswerer
 from eagle_jax.evaluation.plan import EvaluationConfig, RunPlan, run_settings
@@ -61,8 +62,8 @@ def evaluate(
         for run in runs
     ]
     first, shared = sources[0], runs[0].config
-    max_length = shared.max_length or first.config.max_positions
-    check_max_length(first.config, max_length)
+    max_length = shared.max_length or first.max_positions
+    check_max_length(first.sizes, max_length)
     new_tokens = shared.request.max_new_tokens
     if new_tokens >= max_length:
         raise InputError(
@@ -71,7 +72,7 @@ def evaluate(
         )
     # Says what the template refuses before anything is loaded.
     encode(first.tokenizer, config.template, ["Hi"], [])
-    opened: dict[str, tuple[RunPlan, PairSource, dict[str, Any]]] = {}
+    opened: dict[str, tuple[RunPlan, Pair, dict[str, Any]]] = {}
     for run, source in zip(runs, sources, strict=True):
         source = dataclasses.replace(source, read_tokenizer=first.read_tokenizer)
         source.check_memory(
@@ -87,7 +88,7 @@ def evaluate(
     found: dict[str, EvaluatedRun] = {}
     target: TransformerParams | None = None
     for run, source, settings in opened.values():
-        pair = (source if target is None else source.with_target(target)).load()
+        pair = (source if target is None else with_target(source, target)).load()
         target = pair.params.target
         answerer = QuestionAnswerer(
             plan=run, pair=pair, config=config, max_length=max_length
@@ -122,9 +123,7 @@ def read_records(
     return records
 
 
-def _settings(
-    config: EvaluationConfig, run: RunPlan, source: PairSource
-) -> dict[str, Any]:
+def _settings(config: EvaluationConfig, run: RunPlan, source: Pair) -> dict[str, Any]:
     """Returns all settings of a run but its limit of tokens, as JSON can hold them."""
     bits = "" if source.bits is None else f"+int{source.bits}"
     draft = config.draft_of(run.method)
@@ -132,7 +131,7 @@ def _settings(
         "template": config.template,
         "target": _EMBEDDED.get(config.target, config.target),
         "draft": draft and _EMBEDDED.get(draft, draft),
-        "vocab_size": source.config.vocab_size,
+        "vocab_size": source.vocab_size,
         "dtype": source.dtype + bits,
         "device": jax.devices()[0].device_kind,
         "versions": versions(),

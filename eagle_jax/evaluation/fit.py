@@ -11,6 +11,7 @@ Under shared noise confidences depend on `kappa` and the sharpness too
 own, and the one is taken whose trees, cut from the decoded ones, accept most.
 """
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
@@ -19,12 +20,10 @@ from typing import Any
 import numpy as np
 
 from eagle_jax.checkpoints.draft_files import Kind, calibration_part
-from eagle_jax.decoding.requests import bucket_prompt
 from eagle_jax.drafting import Calibration, TreeDrafter, find_tree_drafter
 from eagle_jax.drafting.calibration import Confidence
-from eagle_jax.engine.config import PairConfig
-from eagle_jax.engine.pairs import LoadedPair
-from eagle_jax.engine.runner import Runner
+from eagle_jax.engine import Pair, PairConfig
+from eagle_jax.engine.calls import engine_for
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.nodes import VerifiedTree, tried_in
 from eagle_jax.reporting import Progress, show_nothing
@@ -76,7 +75,7 @@ class Fit:
 
 
 def calibrate_pair(
-    pair: LoadedPair,
+    pair: Pair,
     config: PairConfig,
     prompts: Sequence[list[int]],
     progress: Progress = show_nothing,
@@ -102,12 +101,13 @@ def calibrate_pair(
     with progress("confidences tried", sum(map(len, CONFIDENCES.values()))) as done:
         for kind, confidences in CONFIDENCES.items():
             heat = 0.0 if kind == "greedy" else 1.0
-            own = config.with_(temperature=heat, acceptance="coupled")
+            settings = config.with_(temperature=heat, acceptance="coupled")
+            own = dataclasses.replace(pair, config=settings)
             observed: dict[Confidence, list[VerifiedTree]] = {}
             for confidence in confidences:
                 calibration = Calibration(**{kind: confidence})
                 tried = dataclasses.replace(drafter, calibration=calibration)
-                observed[confidence] = _decode(pair, tried, own, prompts)
+                observed[confidence] = _decode(own, tried, prompts)
                 done(next(count))
             fits[kind] = fit(observed, drafter.depth)
     return fits
@@ -256,27 +256,13 @@ def calibration_file(
 
 
 def _decode(
-    pair: LoadedPair,
-    drafter: TreeDrafter,
-    config: PairConfig,
-    prompts: Sequence[list[int]],
+    pair: Pair, drafter: TreeDrafter, prompts: Sequence[list[int]]
 ) -> list[VerifiedTree]:
     """Decodes prompts to the end of their texts, and returns every tree."""
-    longest = max(map(len, prompts), default=1)
-    new_tokens = config.request.max_new_tokens
-    runner = Runner(
-        pair=pair,
-        drafter=drafter,
-        config=config,
-        max_length=min(longest + new_tokens, pair.target.config.max_positions),
-        prompt_bucket=bucket_prompt(longest),
-        batch_size=max(min(config.batch_size, len(prompts)), 1),
-    )
-    trees: list[VerifiedTree] = []
-    for start in range(0, len(prompts), runner.batch_size):
-        batch = list(prompts[start : start + runner.batch_size])
-        asked = [runner.request(start + place) for place in range(len(batch))]
-        for _, done in runner.rounds(batch, asked):
-            if done is not None:
-                trees += VerifiedTree.of(done)
-    return trees
+    pair = pair.with_drafter(drafter)
+    texts = pair.texts(list(prompts), pair.request(seed=0))
+    for text in texts:
+        text.keeps_rounds = True
+    engine = engine_for(pair, texts, pair.config.batch_size)
+    collections.deque(engine.run(), maxlen=0)
+    return [VerifiedTree.of(done) for text in texts for done, _ in text.rounds]

@@ -5,7 +5,6 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from eagle_jax.decoding.rates import divide
@@ -68,24 +67,14 @@ class VerifiedTree:
         return ranks
 
     @classmethod
-    def of(cls, done: Round) -> "list[VerifiedTree]":
-        """Returns the trees of a round, but for rows that had ended.
-
-        Args:
-            done: The round, of `B` rows, on any device.
-        """
-        # The distributions of drafts are large, and not looked at.
-        tree = dataclasses.replace(done.tree, draft_logits=None)
-        tree, acceptance, count = jax.device_get((tree, done.acceptance, done.count))
-        return [
-            cls(
-                parents=tree.parents[row],
-                log_values=np.asarray(tree.log_values[row], np.float64),
-                accepted=acceptance.path[row][1 : accepted + 1].tolist(),
-            )
-            for row, accepted in enumerate(acceptance.num_accepted.tolist())
-            if count[row]
-        ]
+    def of(cls, done: Round) -> "VerifiedTree":
+        """Returns the tree of a round, see `Text.rounds`."""
+        accepted = int(done.acceptance.num_accepted)
+        return cls(
+            parents=np.asarray(done.tree.parents),
+            log_values=np.asarray(done.tree.log_values, np.float64),
+            accepted=done.acceptance.path[1 : accepted + 1].tolist(),
+        )
 
     @classmethod
     def from_json(cls, record: Any) -> "VerifiedTree":

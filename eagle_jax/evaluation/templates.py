@@ -4,7 +4,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from eagle_jax.engine import text
+from eagle_jax.engine import wording as text
 
 Template = Literal["tokenizer", "vicuna", "none"]
 """Names of the forms in which turns become a prompt.

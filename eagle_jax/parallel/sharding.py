@@ -98,7 +98,8 @@ class PairSharding:
         is done when they are; only the tensor axes are left to the compiler.
 
         Args:
-            program: The program, whose static arguments are bound already.
+            program: The program of weights, rows, and any arrays that every device has
+                whole; its static arguments are bound already.
             donates_state: Whether the memory of the state is given away.
 
         Returns:
@@ -106,12 +107,12 @@ class PairSharding:
             again: every call of `shard` returns one that is compiled anew.
         """
 
-        def run(params: Any, rows: Any) -> Any:
-            by_row = PartitionSpec(DATA)
+        def run(params: Any, rows: Any, *whole: Any) -> Any:
+            by_row, everywhere = PartitionSpec(DATA), PartitionSpec()
             mapped = jax.shard_map(
                 program,
                 mesh=self.mesh,
-                in_specs=(PartitionSpec(), by_row),
+                in_specs=(everywhere, by_row, *[everywhere] * len(whole)),
                 out_specs=by_row,
                 axis_names={DATA},
                 # Loops begin with constants, which the check takes for another type.
@@ -119,7 +120,7 @@ class PairSharding:
             )
             # The caller may work within a mesh of explicit axes.
             with use_abstract_mesh(self.mesh.abstract_mesh):
-                results = mapped(params, rows)
+                results = mapped(params, rows, *whole)
                 shardings = self.row_shardings(results)
                 return jax.lax.with_sharding_constraint(results, shardings)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
-from eagle_jax.engine.results import Generation, Piece, TokenLogprob
+from eagle_jax.engine import Generation, Piece, TokenLogprob
 from eagle_jax.engine.spelling import Spelling
 from eagle_jax.serve.errors import error_body
 from eagle_jax.serve.requests import TextRequest
@@ -35,9 +35,13 @@ class Answer:
             "model": model,
         }
         self._spellings = {
-            number: Spelling(request.tokenizer, ids, skips=one.skip_special_tokens)
-            for number, (ids, one) in enumerate(request.asked)
-            if one.logprobs is not None
+            number: Spelling(
+                request.tokenizer,
+                text.prompt_ids,
+                skips=text.request.skip_special_tokens,
+            )
+            for number, text in enumerate(request.texts)
+            if text.request.logprobs is not None
         }
 
     def whole(self, generations: Sequence[Generation]) -> dict[str, Any]:
@@ -113,7 +117,7 @@ class ChatAnswer(Answer):
 
     def _first(self) -> list[dict[str, Any]]:
         begin = {"role": "assistant", "content": ""}
-        numbers = range(len(self._request.asked))
+        numbers = range(len(self._request.texts))
         return [self._ended(number, None) | {"delta": begin} for number in numbers]
 
     def _said(self, text: str) -> dict[str, Any]:

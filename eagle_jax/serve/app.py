@@ -6,7 +6,7 @@ import dataclasses
 import hmac
 import ipaddress
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -17,14 +17,12 @@ from starlette.responses import JSONResponse, PlainTextResponse, StreamingRespon
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from eagle_jax.engine.results import Piece
-from eagle_jax.engine.shared import Grammar
+from eagle_jax.engine import Piece, Text
 from eagle_jax.errors import InputError, one_line
 from eagle_jax.serve.answers import Answer, ChatAnswer
-from eagle_jax.serve.calls import Call
-from eagle_jax.serve.engine import Engine
+from eagle_jax.serve.driver import Call, Driver
 from eagle_jax.serve.errors import UNAVAILABLE, ServeError, error_response, no_model
-from eagle_jax.serve.requests import Reader, TextRequest
+from eagle_jax.serve.requests import Reader
 
 _BODY_SECONDS = 30
 _CLOSE_SECONDS = 30
@@ -49,31 +47,31 @@ class ServeConfig:
     log: Callable[[str], None] = lambda line: None
 
 
-def make_app(engine: Engine, config: ServeConfig) -> Starlette:
-    """Returns the server's application, which starts the engine and ends it."""
+def make_app(driver: Driver, config: ServeConfig) -> Starlette:
+    """Returns the server's application, which starts the driver and ends it."""
     reader = Reader(
-        pair=engine.pair,
+        pair=driver.pair,
         model=config.model,
-        max_length=engine.max_length,
-        max_texts=engine.max_texts,
+        max_length=driver.max_length,
+        max_texts=driver.max_texts,
     )
     posts = {"/v1/completions": False, "/v1/chat/completions": True}
     started = int(time.time())
     lock = asyncio.Lock()
 
     async def health(request: Request) -> JSONResponse:
-        if engine.is_alive:
+        if driver.is_alive:
             return JSONResponse({"status": "ok"})
-        told = "unavailable" if engine.is_ready else "compiling"
+        told = "unavailable" if driver.is_ready else "compiling"
         return JSONResponse({"status": told}, 503, UNAVAILABLE)
 
     async def metrics(request: Request) -> PlainTextResponse:
-        counts = {"waiting": engine.num_waiting, "running": engine.num_running}
-        return PlainTextResponse(engine.metrics.render(**counts))
+        counts = {"waiting": driver.num_waiting, "running": driver.num_running}
+        return PlainTextResponse(driver.metrics.render(**counts))
 
     async def models(request: Request) -> JSONResponse:
         card = {"id": config.model, "object": "model", "created": started}
-        card |= {"owned_by": "eagle_jax", "max_model_len": engine.max_length}
+        card |= {"owned_by": "eagle_jax", "max_model_len": driver.max_length}
         named = request.path_params.get("name", config.model)
         if named != config.model:
             raise no_model(named, config.model)
@@ -82,18 +80,18 @@ def make_app(engine: Engine, config: ServeConfig) -> Starlette:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        engine.start()
+        driver.start()
         yield
-        engine.close()
+        driver.close()
         # Nothing ends what is being compiled.
-        await asyncio.to_thread(engine.join, _CLOSE_SECONDS * engine.is_ready)
+        await asyncio.to_thread(driver.join, _CLOSE_SECONDS * driver.is_ready)
 
     return Starlette(
         routes=[
             *(
                 Route(
                     path,
-                    _Texts(engine, reader, config.max_body, is_chat, lock),
+                    _Texts(driver, reader, config.max_body, is_chat, lock),
                     methods=["POST"],
                 )
                 for path, is_chat in posts.items()
@@ -120,7 +118,7 @@ def make_app(engine: Engine, config: ServeConfig) -> Starlette:
 class _Texts:
     """A path that answers with texts."""
 
-    engine: Engine
+    driver: Driver
     reader: Reader
     max_body: int
     is_chat: bool
@@ -129,14 +127,14 @@ class _Texts:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request; whatever ends it, its texts end with it."""
         request = Request(scope, receive)
-        with Call(self.engine) as call:
+        with Call(self.driver) as call:
             scope["tokens"] = call.tokens
             body = await _read_body(request, self.max_body)
             read = self.reader.read
             asked = await asyncio.to_thread(read, body, is_chat=self.is_chat)
             call.tokens[0] = asked.num_prompt_tokens
-            grammar = await self._compile(asked)
-            call.ask(asked.asked, grammar, is_streamed=asked.is_streamed)
+            await self._compile(asked.texts)
+            call.ask(asked.texts)
             kind = ChatAnswer if self.is_chat else Answer
             answer, pieces = kind(asked, self.reader.model), call.pieces()
             if not asked.is_streamed:
@@ -155,13 +153,15 @@ class _Texts:
                 )
                 await response(scope, receive, send)
 
-    async def _compile(self, asked: TextRequest) -> Grammar | None:
+    async def _compile(self, texts: Sequence[Text]) -> None:
         """Compiles a constraint, one at a time; the engine's thread never does."""
-        grammar = Grammar.of(asked.asked[0][1])
-        if grammar is None:
-            return None
+        if texts[0].needs.grammar is None:
+            return
         async with self.lock:
-            return await asyncio.to_thread(self.engine.pair.compile, grammar)
+            compiled = texts[0].needs.compiled
+            needs = await asyncio.to_thread(compiled, self.driver.pair)
+        for text in texts:
+            text.needs = text.needs.with_grammar(needs.grammar)
 
 
 def _logged(app: ASGIApp, tell: Callable[[str], None]) -> ASGIApp:

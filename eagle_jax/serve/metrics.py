@@ -5,7 +5,7 @@ import collections
 from collections.abc import Mapping
 from typing import Any
 
-from eagle_jax.engine.results import Generation
+from eagle_jax.engine import Generation
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _OUTCOMES = ("done", "refused", "cancelled", "failed")

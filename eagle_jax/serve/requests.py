@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from eagle_jax.config import require
-from eagle_jax.engine.pair import Pair
-from eagle_jax.engine.request import Asked, Request, each_sample
+from eagle_jax.engine import Pair, Request, Text
 from eagle_jax.errors import InputError, one_line
 from eagle_jax.parsing import check_type, parse_json
 from eagle_jax.serve.errors import ServeError, no_model
@@ -112,14 +111,14 @@ class TextRequest:
     """What a client asks for.
 
     Attributes:
-        asked: The texts, the samples of each prompt one by one.
+        texts: The texts, the samples of each prompt one by one.
         num_samples: The samples of each prompt.
         is_streamed: Whether pieces are sent as they come.
         with_usage: Whether a stream ends with its counts of tokens.
         tokenizer: The pair's `transformers` tokenizer.
     """
 
-    asked: list[Asked]
+    texts: list[Text]
     tokenizer: Any
     num_samples: int
     is_streamed: bool
@@ -128,7 +127,7 @@ class TextRequest:
     @property
     def num_prompt_tokens(self) -> int:
         """The tokens of all prompts."""
-        return sum(len(ids) for ids, _ in self.asked[:: self.num_samples])
+        return sum(len(x.prompt_ids) for x in self.texts[:: self.num_samples])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -174,11 +173,15 @@ class Reader:
                     setting="n",
                 )
             encoded = [self._encode(one, fields, field) for one in prompts]
+            stream = _stream(fields)
+            texts = self.pair.texts(encoded, settings)
+            for text in texts:
+                text.is_watched = stream["is_streamed"]
             return TextRequest(
-                asked=each_sample(encoded, settings),
+                texts=texts,
                 tokenizer=self.pair.tokenizer,
                 num_samples=settings.n,
-                **_stream(fields),
+                **stream,
             )
         except InputError as error:
             if error.setting not in fields:  # It may be missing, or lie in another.

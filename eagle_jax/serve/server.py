@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 
 from eagle_jax.errors import InputError
 from eagle_jax.serve.app import is_local
-from eagle_jax.serve.engine import Engine
+from eagle_jax.serve.driver import Driver
 
 _LAST_SECONDS = 5
 
@@ -37,13 +37,13 @@ def listen(host: str, port: int, *, has_key: bool) -> socket.socket:
 
 
 def serve(
-    app: Starlette, engine: Engine, listening: socket.socket, *, grace: float
+    app: Starlette, driver: Driver, listening: socket.socket, *, grace: float
 ) -> bool:
     """Answers requests until SIGTERM or SIGINT.
 
     Args:
         app: The application.
-        engine: Its engine.
+        driver: Its driver.
         listening: What `listen` returned.
         grace: The seconds that running texts are given to end.
 
@@ -64,32 +64,32 @@ def serve(
         server_header=False,
         timeout_graceful_shutdown=_LAST_SECONDS,
     )
-    Server(config, engine, grace).run(sockets=[listening])
-    if engine.error is not None:
-        raise engine.error
-    return engine.join(0)
+    Server(config, driver, grace).run(sockets=[listening])
+    if driver.error is not None:
+        raise driver.error
+    return driver.join(0)
 
 
 class Server(uvicorn.Server):
     """A server that, at its end, still answers: new requests hear that it ends."""
 
-    def __init__(self, config: uvicorn.Config, engine: Engine, grace: float) -> None:
-        """Takes the engine that is ended, and the seconds that its texts get."""
+    def __init__(self, config: uvicorn.Config, driver: Driver, grace: float) -> None:
+        """Takes the driver that is ended, and the seconds that its texts get."""
         super().__init__(config)
-        self._engine = engine
+        self._driver = driver
         self._grace = grace
         self._deadline = math.inf
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Lets texts end; the second signal does not wait for them."""
-        is_second = self._engine.is_draining
+        is_second = self._driver.is_draining
         self._deadline = time.monotonic() + (0 if is_second else self._grace)
-        self._engine.is_draining = True
+        self._driver.is_draining = True
 
     async def on_tick(self, counter: int) -> bool:
         """Returns whether to leave, several times a second."""
         is_late = time.monotonic() >= self._deadline
-        if self._engine.is_draining and (is_late or not self._engine.num_claimed):
-            self._engine.close()
+        if self._driver.is_draining and (is_late or not self._driver.num_claimed):
+            self._driver.close()
             self.should_exit = True
         return await super().on_tick(counter)

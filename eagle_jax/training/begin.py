@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from eagle_jax import checkpoints
-from eagle_jax.engine.pairs import PairSource
+from eagle_jax.engine import Pair
 from eagle_jax.errors import InputError
 from eagle_jax.heads import Head, open_head
 from eagle_jax.heads.levels import PositionHeads
@@ -21,7 +21,7 @@ _NO_SIZES = ("kind", "include_embedding")  # Of settings: the rest is the head's
 
 
 def open_beginning(
-    folder: Path, source: PairSource, config: TrainConfig
+    folder: Path, source: Pair, config: TrainConfig
 ) -> tuple[Head, Callable[[Any, PairSharding], Any]]:
     """Opens a head to begin with, whose sizes, rope and biases are kept.
 
@@ -36,7 +36,7 @@ def open_beginning(
         The head, and the function from the target's parameters and all shardings to
         its weights, float32.
     """
-    kind, target = config.kind, source.config
+    kind, target = config.kind, source.sizes
     assert source.folder is not None, "targets are trained for from their files"
     if issubclass(kind, PositionHeads):
         raise InputError("`begin_with` is for EAGLE heads; leave it out")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from eagle_jax.engine.pairs import PairSource
+from eagle_jax.engine import Pair
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.reporting import Progress, Report
 from eagle_jax.training.config import TrainConfig
@@ -43,7 +43,7 @@ class TrainingData:
 def read_data(
     paths: Sequence[Path],
     held_out_paths: Sequence[Path],
-    source: PairSource,
+    source: Pair,
     config: TrainConfig,
     *,
     report: Report,
@@ -73,7 +73,7 @@ def read_data(
                 part,
                 source.tokenizer,
                 max_length=config.data.row_length,
-                vocab_size=source.config.vocab_size,
+                vocab_size=source.sizes.vocab_size,
                 progress=update,
             )
         samples.append(encoded.samples)
@@ -91,10 +91,10 @@ def read_data(
         prompts=prompts_of(
             [samples[1][number] for number in order],
             count=run.eval_prompts,
-            max_tokens=source.config.max_positions - 1,
+            max_tokens=source.sizes.max_positions - 1,
         ),
         stop_tokens=source.stop_tokens,
-        max_length=source.config.max_positions,
+        max_length=source.sizes.max_positions,
     )
 
 

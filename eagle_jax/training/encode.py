@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle_jax.engine.tokenizer import RefusedError, apply_chat_template
+from eagle_jax.engine.wording import RefusedError, apply_chat_template
 from eagle_jax.errors import InputError
 from eagle_jax.training.conversations import Example, Message, check_ids
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from eagle_jax.engine.pairs import LoadedPair
+from eagle_jax.engine import Pair
 from eagle_jax.errors import InputError
 from eagle_jax.heads.loss import Metrics
 from eagle_jax.heads.rows import known_tokens
@@ -86,7 +86,7 @@ class Trained:
     config: TrainConfig
     identity: Mapping[str, Any] = dataclasses.field(repr=False)
     step_config: StepConfig = dataclasses.field(repr=False)
-    pair: LoadedPair = dataclasses.field(repr=False)
+    pair: Pair = dataclasses.field(repr=False)
     data: TrainingData = dataclasses.field(repr=False)
     summary: str
     first: Any = dataclasses.field(default=None, repr=False)

@@ -11,7 +11,7 @@ beside it, nor on the drafter.
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,9 @@ import numpy as np
 from eagle_jax.checkpoints import check_max_length, resolve
 from eagle_jax.config import require
 from eagle_jax.decoding.requests import bucket_rows
-from eagle_jax.engine.config import PairConfig
-from eagle_jax.engine.pairs import PairSource, open_pair
-from eagle_jax.engine.rows import Row
-from eagle_jax.engine.runner import Runner
-from eagle_jax.engine.scheduler import Scheduler
+from eagle_jax.engine import Engine, Pair, PairConfig, Text
+from eagle_jax.engine.converse import converse
+from eagle_jax.engine.open import open_pair
 from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart
 from eagle_jax.logs import JsonLines, read_log
@@ -137,8 +135,8 @@ def regenerate_file(
     job.check(config)
     request, output = config.request, job.output
     pair = open_pair(job.target, job.draft, config)
-    max_length = config.max_length or pair.config.max_positions
-    check_max_length(pair.config, max_length)
+    max_length = config.max_length or pair.max_positions
+    check_max_length(pair.sizes, max_length)
     least = min(max_length, 1 + request.max_new_tokens)
     pair.check_memory(batch_size=1, max_length=least)
     counts = Counts()
@@ -152,23 +150,8 @@ def regenerate_file(
             return None
         batch_size = min(config.batch_size, bucket_rows(total - first))
         report(f"loading {job.target}")
-        loaded = pair.load()
-        runner = Runner(
-            pair=loaded,
-            drafter=loaded.drafter,
-            config=config,
-            max_length=max_length,
-            prompt_bucket=0,
-            batch_size=batch_size,
-        )
-        written = regenerate(
-            tasks,
-            Scheduler(runner),
-            ahead=batch_size,
-            max_length=max_length,
-            seed=request.seed,
-            first=first,
-        )
+        engine = pair.engine(batch_size=batch_size, max_length=max_length)
+        written = regenerate(tasks, engine, seed=request.seed, first=first)
         with progress("regenerating", total, first) as update:
             for index, record in written:
                 if record is None:
@@ -188,55 +171,43 @@ def regenerate_file(
 
 
 def regenerate(
-    tasks: Iterable[Task],
-    scheduler: Scheduler,
-    *,
-    ahead: int,
-    max_length: int,
-    seed: int,
-    first: int = 0,
+    tasks: Iterable[Task], engine: Engine, *, seed: int, first: int = 0
 ) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """Lets the target write every text; a text is begun when another has ended.
 
     Args:
         tasks: The texts; those before `first` are skipped.
-        scheduler: What answers prompts.
-        ahead: The prompts that wait, so that no row of the scheduler is without work;
-            it changes no text.
-        max_length: The largest number of tokens of prompt and output; a prompt that
-            leaves no room ends its text.
+        engine: What answers prompts; one that leaves no room ends its text.
         seed: The run's seed.
         first: The number of the first text that is still to be written.
 
     Yields:
         The number of a text and its record, in order; `None` where no prompt had room.
     """
-    waiting = itertools.islice(enumerate(tasks), first, None)
-    asked: dict[int, tuple[Task, int]] = {}
-    done: dict[int, dict[str, Any] | None] = {}
+    left = itertools.islice(enumerate(tasks), first, None)
+    asked = (_ask(task, engine, seed, index) for index, task in left)
+    done, shown = dict[int, dict[str, Any] | None](), first
+    for number, record in converse(engine, asked, ahead=engine.batch_size):
+        done[first + number] = record
+        while shown in done:
+            yield shown, done.pop(shown)
+            shown += 1
 
-    def ask(index: int, task: Task, turn: int, row: Row | None = None) -> None:
-        try:
-            prompt = task.send(row)
-            if len(prompt) >= max_length:
+
+def _ask(
+    task: Task, engine: Engine, seed: int, index: int
+) -> Generator[Text, Text, dict[str, Any] | None]:
+    """Writes one text, whose turns draw with seeds of their own."""
+    answer, pair = None, engine.pair
+    try:
+        for turn in itertools.count():
+            prompt = task.send(answer)
+            if len(prompt) >= engine.max_length:
                 task.send(None)  # It has no room, and ends.
-        except StopIteration as end:
-            done[index] = end.value
-            return
-        asked[index] = task, turn
-        scheduler.add(index, prompt, scheduler.request(seed_of(seed, index, turn)))
-
-    while True:
-        while scheduler.num_waiting < ahead and (begun := next(waiting, None)):
-            ask(*begun, turn=0)
-        while first in done:
-            yield first, done.pop(first)
-            first += 1
-        if not asked:
-            return
-        for answer in scheduler.step():
-            task, turn = asked.pop(answer.key)
-            ask(answer.key, task, turn + 1, answer.row)
+            own = pair.request(seed=seed_of(seed, index, turn))
+            answer = yield pair.text(prompt, own)
+    except StopIteration as end:
+        return end.value
 
 
 def seed_of(seed: int, index: int, turn: int) -> int:
@@ -256,7 +227,7 @@ def seed_of(seed: int, index: int, turn: int) -> int:
 def _tasks(
     job: RegenerateJob,
     config: PairConfig,
-    pair: PairSource,
+    pair: Pair,
     refused: list[str],
     report: Report,
 ) -> tuple[Iterable[Task], int]:
@@ -272,14 +243,14 @@ def _tasks(
         check_template(tokenizer)
     for example in examples:
         if not example.messages:
-            check_ids(example.where, example.ids, pair.config.vocab_size)
+            check_ids(example.where, example.ids, pair.vocab_size)
     prefixes = (job.min_prefix, job.max_prefix)
     tasks = example_tasks(tokenizer, examples, prefixes, config.request.seed, refused)
     return tasks, len(examples)
 
 
 def _settings(
-    job: RegenerateJob, config: PairConfig, pair: PairSource, max_length: int
+    job: RegenerateJob, config: PairConfig, pair: Pair, max_length: int
 ) -> dict[str, Any]:
     """Returns all settings that the texts depend on, so neither batch nor drafter."""
     every = vars(config) | vars(config.request)

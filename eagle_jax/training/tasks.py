@@ -1,6 +1,6 @@
 """Texts in the making: what stays of a record, and what the target writes.
 
-A text is a generator. It yields the ids of a prompt and is sent the row that answers
+A text is a generator. It yields the ids of a prompt and is sent the text that answers
 it, `None` where that has no room; it returns the record to keep, `None` if nothing was
 answered.
 """
@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 
 from eagle_jax.decoding.state import StopReason
-from eagle_jax.engine.rows import Row
-from eagle_jax.engine.text import continuation, encode
-from eagle_jax.engine.tokenizer import RefusedError
+from eagle_jax.engine import Text
+from eagle_jax.engine.wording import RefusedError, encode
 from eagle_jax.errors import InputError
 from eagle_jax.training.conversations import Example
 from eagle_jax.training.encode import encode_prompt
 
-Task = Generator[list[int], Row | None, dict[str, Any] | None]
+Task = Generator[list[int], Text | None, dict[str, Any] | None]
 """One text in the making."""
 
 
@@ -31,16 +30,16 @@ def answer_prompt(tokenizer: Any, prompt: list[int]) -> Task:
         tokenizer: The target's tokenizer.
         prompt: The prompt's ids: a start token, or a document's beginning.
     """
-    row = yield prompt
-    if row is None:
+    text = yield prompt
+    if text is None:
         return None
     before = tokenizer.decode(
         prompt, skip_special_tokens=True, clean_up_tokenization_spaces=False
     )
     return {
-        "text": before + continuation(tokenizer, prompt, row.generated_ids),
-        "ids": prompt + row.generated_ids,
-        "loss_mask": [0] * len(prompt) + [1] * len(row.generated_ids),
+        "text": before + text.text,
+        "ids": prompt + text.token_ids,
+        "loss_mask": [0] * len(prompt) + [1] * len(text.token_ids),
     }
 
 
@@ -70,19 +69,19 @@ def answer_turns(tokenizer: Any, example: Example, refused: list[str]) -> Task:
             refused.append(str(error))
             break
         prompt = asked.tokens.tolist()
-        row = yield prompt
-        if row is None:
+        text = yield prompt
+        if text is None:
             break
         # Templates put the space between header and answer themselves.
-        answer = continuation(tokenizer, prompt, row.generated_ids).strip()
+        answer = text.text.strip()
         messages.append({"role": "assistant", "content": answer})
         mask = asked.loss_mask.astype(int).tolist()
         record = {
             "messages": list(messages),
-            "ids": prompt + row.generated_ids,
-            "loss_mask": mask + [1] * len(row.generated_ids),
+            "ids": prompt + text.token_ids,
+            "loss_mask": mask + [1] * len(text.token_ids),
         }
-        if row.stop_reason != StopReason.STOP_TOKEN:
+        if text.stop_reason != StopReason.STOP_TOKEN:
             break
     return record
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from eagle_jax import checkpoints
 from eagle_jax.checkpoints.load import shapes_of
+from eagle_jax.engine import Pair
 from eagle_jax.engine.config import PairConfig
-from eagle_jax.engine.pairs import PairSource, open_pair
+from eagle_jax.engine.open import open_pair
 from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart, writing
 from eagle_jax.heads import Head, export_head
@@ -96,7 +97,7 @@ def train_head(
     head, read = (
         open_beginning(begun_folder, source, config)
         if begun_folder
-        else (new_head(source.config, config), None)
+        else (new_head(source.sizes, config), None)
     )
     mesh = job.mesh or MeshShape(data=jax.device_count())
     sharding = _shard(source, config, mesh, head)
@@ -116,7 +117,7 @@ def train_head(
     rows_at(len(data.rows), 0, config.run.batch_size, seed=0)  # Refuses large batches.
     known_tokens(data.rows, head.config)  # Refuses rows that have no labels.
     report(f"loading {job.target}")
-    pair = source.load(sharding)
+    pair = dataclasses.replace(source, placement=sharding).load()
     first = read(pair.params.target, sharding) if read else None
     _claim(job, identity)
     trained = Trained(
@@ -126,14 +127,14 @@ def train_head(
         identity=identity,
         step_config=StepConfig(
             target=Transformer(
-                config=head.with_features(source.config), dtype=source.dtype
+                config=head.with_features(source.sizes), dtype=source.dtype
             ),
             head=head,
             loss=config.loss,
             optimizer=config.optimizer,
             steps=config.run.steps,
             dtype=source.dtype,
-            unembed=unembed_with(source.config.logit_cap),
+            unembed=unembed_with(source.sizes.logit_cap),
         ),
         pair=pair,
         data=data,
@@ -156,17 +157,17 @@ def _claim(job: TrainJob, identity: dict[str, Any]) -> None:
 
 
 def _shard(
-    source: PairSource, config: TrainConfig, mesh: MeshShape, head: Head
+    source: Pair, config: TrainConfig, mesh: MeshShape, head: Head
 ) -> PairSharding:
     """Returns all shardings."""
     batch_size, row_length = config.run.batch_size, config.data.row_length
-    if row_length > source.config.max_positions:
+    if row_length > source.sizes.max_positions:
         raise InputError(
             f"row_length = {row_length} is more than the target's "
-            f"{source.config.max_positions} positions (max_position_embeddings)"
+            f"{source.sizes.max_positions} positions (max_position_embeddings)"
         )
-    sharding = shard_pair(mesh, source.config, batch_size=batch_size)
-    layer = getattr(head.config, "layer", None) or source.config.layer
+    sharding = shard_pair(mesh, source.sizes, batch_size=batch_size)
+    layer = getattr(head.config, "layer", None) or source.sizes.layer
     return sharding.with_drafter(layer, shapes_of(head.init))
 
 

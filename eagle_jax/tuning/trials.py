@@ -1,5 +1,6 @@
 """Trials of settings: run in turns on prompts, and the slower half dropped."""
 
+import collections
 import dataclasses
 import json
 import statistics
@@ -7,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
-from eagle_jax.engine.config import PairConfig
-from eagle_jax.engine.runner import Runner
+from eagle_jax.engine import Engine, Pair, PairConfig, Text
+from eagle_jax.engine.calls import empty_engine_for
 from eagle_jax.errors import InputError, one_line
 from eagle_jax.methods import METHODS, PLAIN, Method
 from eagle_jax.reporting import Progress
@@ -133,72 +134,74 @@ def halve(
 
 
 def run_trials(
-    runners: Mapping[Tree | None, Runner],
+    pairs: Mapping[Tree | None, Pair],
     prompts: Sequence[list[int]],
     repeats: int,
     progress: Progress,
+    *,
+    batch_size: int,
 ) -> list[Trial]:
     """Runs trees for real, see `halve`.
 
     Args:
-        runners: What decodes with each tree, and plainly for `None`; `MOST_TREES` trees
-            at most, in batches of one size.
+        pairs: What decodes with each tree, and plainly for `None`; `MOST_TREES` trees
+            at most.
         prompts: The prompts' ids.
         repeats: The number of measurements of each tree before some are dropped.
         progress: Called to show how far work is, with a label and a total, as
             `eagle_jax.cli.progress.progress` is.
+        batch_size: The number of texts decoded together.
 
     Raises:
         InputError: If no text has a second token.
     """
-    with progress("compiling", len(runners)) as done:
-        for number, runner in enumerate(runners.values(), 1):
-            runner.warm_up(by_round=False)
+    texts = {way: pair.texts(prompts) for way, pair in pairs.items()}
+    plain = empty_engine_for(pairs[None], texts[None], batch_size)
+
+    def engine(pair: Pair) -> Engine:
+        size, length = plain.batch_size, plain.max_length
+        return pair.engine(batch_size=size, max_length=length)
+
+    with progress("compiling", len(pairs)) as done:
+        for number, (way, pair) in enumerate(pairs.items(), 1):
+            engine(pair).warm_up(texts[way])
             done(number)
     timings: dict[Tree | None, Timing] = {}
 
     def measure(ways: Sequence[Tree | None]) -> Mapping[Tree | None, Timing]:
         with progress(f"{len(ways) - 1} trees", repeats) as done:
             for repeat in range(repeats):
-                measured = _measure({way: runners[way] for way in ways}, prompts)
-                for way, timing in measured.items():
+                for start in range(0, len(prompts), plain.batch_size):
+                    batch = slice(start, start + plain.batch_size)
+                    for way in ways:
+                        one = engine(pairs[way])
+                        for text in texts[way][batch]:
+                            one.add(text)
+                        collections.deque(one.run(), maxlen=0)
+                for way in ways:
                     before = timings[way].seconds if way in timings else ()
+                    timing = _timing(texts[way])
                     timings[way] = dataclasses.replace(
                         timing, seconds=before + timing.seconds
                     )
                 done(repeat + 1)
         return timings
 
-    return halve([tree for tree in runners if tree is not None], measure)
+    return halve([tree for tree in pairs if tree is not None], measure)
 
 
-def _measure(
-    runners: Mapping[Tree | None, Runner], prompts: Sequence[list[int]]
-) -> dict[Tree | None, Timing]:
-    """Decodes all prompts once with each runner, batch by batch in turns."""
-    seconds = dict.fromkeys(runners, 0.0)
-    rounds = dict.fromkeys(runners, 0)
-    lengths: dict[Tree | None, list[int]] = {way: [] for way in runners}
-    size = runners[None].batch_size
-    for start in range(0, len(prompts), size):
-        batch = list(prompts[start : start + size])
-        for way, runner in runners.items():
-            asked = [runner.request(start + place) for place in range(len(batch))]
-            rows, _, decode_seconds = runner.run(batch, asked)
-            seconds[way] += decode_seconds
-            lengths[way] += [len(row.generated_ids) for row in rows]
-            rounds[way] += sum(len(row.accept_lengths) for row in rows)
-    if not decoded_tokens(lengths[None]):
+def _timing(texts: Sequence[Text]) -> Timing:
+    """Returns one measurement of all texts."""
+    lengths = [len(text.token_ids) for text in texts]
+    if not (tokens := decoded_tokens(lengths)):
         raise InputError("every text ends with its first token; give other prompts")
-    return {
-        way: Timing(
-            tokens=decoded_tokens(lengths[way]),
-            # Plain decoding has no rounds: each of its steps gives a token.
-            tokens_per_round=tokens_per_round(lengths[way], rounds[way]) or 1.0,
-            seconds=(seconds[way],),
-        )
-        for way in runners
-    }
+    rounds = sum(len(text.accept_lengths) for text in texts)
+    return Timing(
+        tokens=tokens,
+        # Plain decoding has no rounds: each of its steps gives a token.
+        tokens_per_round=tokens_per_round(lengths, rounds) or 1.0,
+        seconds=(sum(text.decode_seconds for text in texts),),
+    )
 
 
 def verdict(best: Trial, method: Method) -> str:

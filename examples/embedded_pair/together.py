@@ -25,7 +25,7 @@ import numpy as np
 from eagle_jax import checkpoints
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.settings import add_settings, join_settings
-from eagle_jax.engine.tokenizer import load_tokenizer
+from eagle_jax.engine.wording import load_tokenizer
 from eagle_jax.errors import InputError
 from eagle_jax.heads import export_head, open_head
 from eagle_jax.heads.rows import PackedRows

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from eagle_jax.cli.evaluate import main
-from eagle_jax.engine.tokenizer import load_tokenizer
+from eagle_jax.engine.wording import load_tokenizer
 from eagle_jax.evaluation.templates import encode
 from eagle_jax.methods import WEIGHTS
 

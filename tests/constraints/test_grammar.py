@@ -13,7 +13,7 @@ import pytest
 from eagle_jax.constraints import grammar
 from eagle_jax.constraints.automaton import DEAD, START, TokenAutomaton
 from eagle_jax.engine.request import Request
-from eagle_jax.engine.tokenizer import load_tokenizer
+from eagle_jax.engine.wording import load_tokenizer
 from tests.helpers import refused
 
 pytest.importorskip("tokenizers")

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from eagle_jax.engine.runner import Runner
+from eagle_jax.engine.scheduler import Scheduler
 
 from eagle_jax.decoding import slots
 from eagle_jax.engine import scheduler
-from eagle_jax.engine.runner import Runner
-from eagle_jax.engine.scheduler import Scheduler
 from tests.engine.test_scheduler import MakeRunner, make_runner, prompts_of
 from tests.helpers import refused
 

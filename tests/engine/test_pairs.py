@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eagle_jax.engine.pairs import PairSource, open_pair
 
 from eagle_jax import assets
 from eagle_jax.checkpoints import draft_files
 from eagle_jax.config import TreeConfig
-from eagle_jax.engine.pairs import PairSource, open_pair
 from eagle_jax.methods import find_method
 from tests.helpers import refused, settings_of
 

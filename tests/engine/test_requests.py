@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eagle_jax.engine.results import Generation
+from eagle_jax.engine.shared import Grammar
 
 from eagle_jax import (
     Pair,
@@ -20,8 +22,6 @@ from eagle_jax import (
 )
 from eagle_jax.constraints import grammar
 from eagle_jax.engine.request import Request, each_sample
-from eagle_jax.engine.results import Generation
-from eagle_jax.engine.shared import Grammar
 from tests.conftest import Main
 from tests.helpers import refused, settings_of
 

@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from eagle_jax.engine.runner import Runner
+from eagle_jax.engine.shared import Shared
 
 from eagle_jax.decoding.growth import bucket_sizes
 from eagle_jax.decoding.requests import bucket_length, bucket_rows
 from eagle_jax.engine.programs import Programs
-from eagle_jax.engine.runner import Runner
-from eagle_jax.engine.shared import Shared
 from eagle_jax.models.transformer import Transformer
 from tests.engine.test_scheduler import DRAFTER, MakeRunner, serve
 from tests.engine.test_scheduler import make_runner as make_small_runner

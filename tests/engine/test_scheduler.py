@@ -7,6 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from eagle_jax.engine.batches import decode_all, is_queue
+from eagle_jax.engine.pairs import LoadedPair
+from eagle_jax.engine.runner import Runner
+from eagle_jax.engine.scheduler import Scheduler
+from eagle_jax.engine.served import Served
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import growth, slots
@@ -20,13 +25,8 @@ from eagle_jax.drafting import (
     TreeDrafter,
 )
 from eagle_jax.engine import prefixes, scheduler
-from eagle_jax.engine.batches import decode_all, is_queue
 from eagle_jax.engine.config import PairConfig
-from eagle_jax.engine.pairs import LoadedPair
 from eagle_jax.engine.programs import Programs
-from eagle_jax.engine.runner import Runner
-from eagle_jax.engine.scheduler import Scheduler
-from eagle_jax.engine.served import Served
 from eagle_jax.interface import Params, prefill
 from eagle_jax.interface.prefill import PREFILL_CHUNK
 from eagle_jax.testing import assert_same_tokens

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from eagle_jax.engine.spelling import Spelling
-from eagle_jax.engine.text import continuation
+from eagle_jax.engine.wording import continuation
 
 _SPECIAL = ["<s>", "</s>", "<unk>"]
 _WORDS = ["▁", "▁a", "▁the", "a", "b", "▁▁", "é", "€", "▁😀", "\n", "."]

@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
+from eagle_jax.engine.stopping import StoppingText
 
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.engine.request import Request
 from eagle_jax.engine.rows import Row
-from eagle_jax.engine.stopping import StoppingText
 
 _BOS, _EOS = 298, 299
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from eagle_jax.engine import text
-from eagle_jax.engine.tokenizer import load_tokenizer
+from eagle_jax.engine import wording as text
+from eagle_jax.engine.wording import load_tokenizer
 from tests.helpers import refused
 
 _BOS, _EOS = 298, 299

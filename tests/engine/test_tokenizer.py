@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from eagle_jax import load_pair
-from eagle_jax.engine.text import encode
-from eagle_jax.engine.tokenizer import apply_chat_template, load_tokenizer
+from eagle_jax.engine.wording import apply_chat_template, encode, load_tokenizer
 from tests.checkpoints.folders import change_config
 from tests.helpers import refused
 

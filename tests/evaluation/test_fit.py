@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from eagle_jax.engine.pairs import LoadedPair
 
 from eagle_jax.checkpoints.draft_files import Kind, load_calibration
 from eagle_jax.config import TreeConfig
 from eagle_jax.drafting.calibration import UNCALIBRATED, Confidence
 from eagle_jax.engine.config import PairConfig
-from eagle_jax.engine.pairs import LoadedPair
 from eagle_jax.engine.request import Request
 from eagle_jax.evaluation import fit
 from eagle_jax.evaluation.fit import (

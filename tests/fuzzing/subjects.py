@@ -7,15 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from eagle_jax.engine.pairs import open_pair
 from safetensors.numpy import save_file
 
 from eagle_jax.checkpoints import has_torch
 from eagle_jax.checkpoints.draft_files import load_calibration
 from eagle_jax.cli.files import read_prompts
 from eagle_jax.config import CONFIGS, TreeConfig, load_config
-from eagle_jax.engine import text
+from eagle_jax.engine import wording as text
 from eagle_jax.engine.config import PairConfig
-from eagle_jax.engine.pairs import open_pair
 from eagle_jax.evaluation import tables
 from eagle_jax.evaluation.evaluate import read_records
 from eagle_jax.evaluation.questions import read_questions

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+from eagle_jax.engine.pairs import LoadedPair, open_pair
 
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
-from eagle_jax.engine.pairs import LoadedPair, open_pair
 from eagle_jax.tree import MEDUSA_TREE
 from tests.helpers import settings_of
 

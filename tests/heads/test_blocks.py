@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from eagle_jax.engine.pairs import open_pair
 from safetensors.numpy import load_file
 
 from eagle_jax.config import TreeConfig
@@ -14,7 +15,6 @@ from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.drafting import TreeDrafter
-from eagle_jax.engine.pairs import open_pair
 from tests.conftest import NEEDS_TORCH
 from tests.helpers import settings_of
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from eagle_jax.engine.pairs import open_pair
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
 
@@ -20,7 +21,6 @@ from eagle_jax.config import StaticConfig, TreeConfig
 from eagle_jax.decoding import autoregressive
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
-from eagle_jax.engine.pairs import open_pair
 from eagle_jax.heads import export_head
 from eagle_jax.interface import Params
 from eagle_jax.models.linear import at_once, linear

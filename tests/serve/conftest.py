@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from eagle_jax.serve.engine import Engine
 from starlette.testclient import TestClient
 
 from eagle_jax import Pair, TreeConfig, load_pair
 from eagle_jax.serve.app import ServeConfig, make_app
-from eagle_jax.serve.engine import Engine
 from tests.helpers import settings_of
 
 TREE = TreeConfig(num_nodes=6, depth=2, width=3)

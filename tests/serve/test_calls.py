@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import uvicorn
+from eagle_jax.serve.engine import Engine
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from eagle_jax import Pair
 from eagle_jax.constraints import grammar
 from eagle_jax.serve.app import ServeConfig, make_app
-from eagle_jax.serve.engine import Engine
 from eagle_jax.serve.server import Server
 
 LONG: dict[str, Any] = {"prompt": "a", "max_tokens": 60, "ignore_eos": True}

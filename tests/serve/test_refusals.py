@@ -7,12 +7,12 @@ import sys
 from typing import Any
 
 import pytest
+from eagle_jax.serve.engine import Engine
 from starlette.testclient import TestClient
 
 from eagle_jax import Pair
 from eagle_jax.cli.serve import main
 from eagle_jax.serve.app import ServeConfig, make_app
-from eagle_jax.serve.engine import Engine
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 JSON = {"content-type": "application/json"}

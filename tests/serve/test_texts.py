@@ -5,12 +5,12 @@ import json
 from typing import Any
 
 import pytest
+from eagle_jax.serve.engine import Engine
 from starlette.testclient import TestClient
 
 from eagle_jax import Pair, TokenLogprob
 from eagle_jax.engine.spelling import Spelling
 from eagle_jax.serve.answers import logprobs
-from eagle_jax.serve.engine import Engine
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES = [{"role": "system", "content": "Be"}, {"role": "user", "content": "so"}]

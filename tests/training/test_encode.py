@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eagle_jax.engine import text as cli_text
-from eagle_jax.engine.tokenizer import RefusedError, load_tokenizer
+from eagle_jax.engine import wording as cli_text
+from eagle_jax.engine.wording import RefusedError, load_tokenizer
 from eagle_jax.training.conversations import Example
 from eagle_jax.training.encode import (
     EncodedExample,

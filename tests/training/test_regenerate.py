@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from eagle_jax.engine.served import Served
 
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.engine.request import Request
 from eagle_jax.engine.rows import Row
-from eagle_jax.engine.served import Served
 from eagle_jax.logs import JsonLines
 from eagle_jax.training.conversations import Example
 from eagle_jax.training.regenerate import next_index, regenerate, seed_of

@@ -13,11 +13,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+from eagle_jax.engine.load import load_pair
+from eagle_jax.engine.pairs import open_pair
 
 from eagle_jax import checkpoints
 from eagle_jax.config import StaticConfig, TreeConfig
-from eagle_jax.engine.load import load_pair
-from eagle_jax.engine.pairs import open_pair
 from eagle_jax.heads import HEADS, export_head
 from eagle_jax.logs import JsonLines
 from eagle_jax.models.rope import RopeConfig

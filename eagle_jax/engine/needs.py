@@ -1,14 +1,18 @@
-"""What the requests of a running batch share: its programs are compiled for that."""
+"""What the texts of a running batch need: its programs are compiled for that."""
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 from eagle_jax.config import require
 from eagle_jax.constraints.automaton import AutomatonParams
+from eagle_jax.constraints.grammar import compile_grammar
 from eagle_jax.decoding.logprobs import LogprobsConfig
 from eagle_jax.engine.request import LogprobsMode, Request
 from eagle_jax.processors import ProcessorConfig
+
+if TYPE_CHECKING:
+    from eagle_jax.engine.pair import Pair
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,7 +20,7 @@ class Grammar:
     """A constraint; two that were given the same are equal.
 
     Attributes:
-        given: See `Request.grammar`.
+        given: See `Request.grammar`; texts that share it share a constraint.
         tables: Its automaton's, once it is compiled.
     """
 
@@ -25,16 +29,10 @@ class Grammar:
         default=None, compare=False, repr=False
     )
 
-    @classmethod
-    def of(cls, settings: Request) -> "Grammar | None":
-        """Returns a request's constraint, not compiled; `None` for none."""
-        given = settings.grammar
-        return None if given is None else cls(given=given)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Shared:
-    """The kinds and sizes of all that the requests of a batch may ask for.
+class BatchNeeds:
+    """The kinds and sizes of all that the texts of a batch may ask for.
 
     Attributes:
         grammar: The constraint; `None` for none.
@@ -55,6 +53,28 @@ class Shared:
     has_prompt: bool = False
     logprobs_mode: LogprobsMode = "raw_logprobs"
 
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        tokenizer: Any,
+        stop_tokens: Sequence[int],
+        vocab_size: int,
+    ) -> Self:
+        """Returns what one text needs, for a target with these tokens of its own."""
+        asked = request.processors(tokenizer)
+        asked.check_vocabulary(vocab_size)
+        given = request.grammar
+        return cls(
+            grammar=None if given is None else Grammar(given=given),
+            is_sampled=request.temperature > 0,
+            num_stops=len(request.stops(tokenizer, stop_tokens)),
+            room=_room(asked),
+            num_top=_num_top(request, vocab_size),
+            has_prompt=request.prompt_logprobs is not None,
+            logprobs_mode=request.logprobs_mode,
+        )
+
     @property
     def logprobs(self) -> LogprobsConfig | None:
         """The log-probabilities that are told; `None` for none."""
@@ -63,29 +83,32 @@ class Shared:
         mode = self.logprobs_mode
         return LogprobsConfig(num_top=self.num_top, mode=mode, prompt=self.has_prompt)
 
-    @classmethod
-    def of(cls, settings: Iterable[Request], pair: Any) -> "Shared":
-        """Returns what requests to a pair need, which share their constraint."""
-        shared: Shared | None = None
-        for one in settings:
-            asked = one.processors(pair.tokenizer)
-            asked.check_vocabulary(pair.target.config.vocab_size)
-            needs = cls(
-                grammar=Grammar.of(one),
-                is_sampled=one.temperature > 0,
-                num_stops=len(one.stops(pair.tokenizer, pair.stop_tokens)),
-                room=_room(asked),
-                num_top=_num_top(one, pair.target.config.vocab_size),
-                has_prompt=one.prompt_logprobs is not None,
-                logprobs_mode=one.logprobs_mode,
-            )
-            shared = needs if shared is None else shared.join(needs)
-        assert shared is not None, "there is a request"
-        return shared
+    def with_grammar(self, grammar: Grammar | None) -> Self:
+        """Returns the same with another constraint."""
+        return dataclasses.replace(self, grammar=grammar)
 
-    def join(self, other: "Shared") -> "Shared":
+    def compiled(self, pair: "Pair", known: Grammar | None = None) -> Self:
+        """Returns the same, whose constraint is compiled for a pair.
+
+        Args:
+            pair: What the texts are written by.
+            known: A constraint that is compiled, and may be the same.
+
+        Raises:
+            InputError: If it cannot be used.
+        """
+        grammar = self.grammar
+        if grammar is None or grammar.tables is not None:
+            return self
+        if grammar != known:
+            given = pair.stop_tokens, pair.vocab_size, grammar.given
+            tables = compile_grammar(pair.tokenizer, *given)
+            known = dataclasses.replace(grammar, tables=tables)
+        return self.with_grammar(known)
+
+    def join(self, other: Self) -> Self:
         """Returns what both fit into; the constraint is the first one's."""
-        return Shared(
+        return type(self)(
             grammar=self.grammar,
             is_sampled=self.is_sampled or other.is_sampled,
             num_stops=max(self.num_stops, other.num_stops),
@@ -101,12 +124,12 @@ class Shared:
             else other.logprobs_mode,
         )
 
-    def fits(self, other: "Shared") -> bool:
-        """Returns whether requests that need the other may enter."""
+    def fits(self, other: Self) -> bool:
+        """Returns whether texts that need the other may enter."""
         return self.grammar == other.grammar and self.join(other) == self
 
-    def mixes(self, other: "Shared") -> bool:
-        """Returns whether requests that need either may share a batch at all."""
+    def mixes(self, other: Self) -> bool:
+        """Returns whether texts that need either may share a batch at all."""
         modes = {one.logprobs_mode for one in (self, other) if one.num_top is not None}
         return self.grammar == other.grammar and len(modes) < 2
 

@@ -1,0 +1,157 @@
+"""How prompts are read: together, in chunks, or after what a row holds already."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Self
+
+from eagle_jax.decoding.chunked_prefill import PrefillState
+from eagle_jax.decoding.decoder import Decoder
+from eagle_jax.decoding.requests import Requests, bucket_length
+from eagle_jax.decoding.state import DecodeState
+from eagle_jax.engine.programs import Programs
+from eagle_jax.engine.text import Text
+from eagle_jax.interface import Truncating
+from eagle_jax.interface.prefill import PREFILL_CHUNK
+
+SMALL_CHUNK = 64
+"""The tokens that are read at once after a prefix that is there already."""
+
+_MOST_PADDING = 1 << 14
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reading:
+    """A prompt that is being read in chunks; the row `slot` is kept for its text.
+
+    Attributes:
+        text: The text that begins with it.
+        prefix: What is read so far.
+        num_slots: The slots of the state that it enters.
+        slot: The row that it enters.
+        num_left: The chunks that are left.
+        size: The tokens of a chunk.
+    """
+
+    text: Text
+    prefix: PrefillState
+    num_slots: int
+    slot: int
+    num_left: int
+    size: int
+
+    @classmethod
+    def begin(
+        cls,
+        text: Text,
+        programs: Programs,
+        requests: Requests,
+        state: DecodeState,
+        *,
+        row: int,
+        slot: int,
+    ) -> Self:
+        """Begins to read a prompt, of which row `row` holds `text.reused` tokens."""
+        size, length, num_slots = PREFILL_CHUNK, text.reused, state.tokens.shape[1]
+        if length:
+            size = SMALL_CHUNK
+            prefix = programs.reuse_prefill(requests, state, row, length, size)
+        else:
+            prefix = programs.start_prefill(requests, num_slots)
+        return cls(
+            text=text,
+            prefix=prefix,
+            num_slots=num_slots,
+            slot=slot,
+            num_left=-(-(len(text.prompt_ids) - length) // size),
+            size=size,
+        )
+
+    def next(self, programs: Programs) -> Self:
+        """Reads the next chunk."""
+        prefix = programs.prefill_chunk(self.prefix, self.size)
+        return dataclasses.replace(self, prefix=prefix, num_left=self.num_left - 1)
+
+
+def find_prefix(
+    ids: Sequence[int], held: Sequence[Sequence[int]], decoder: Decoder
+) -> tuple[int, int]:
+    """Returns the row that a prompt has most in common with, and how many tokens.
+
+    They are whole small chunks; 0 where to read all of the prompt is as quick, or
+    target or drafter cannot go back.
+
+    Args:
+        ids: The prompt's token ids.
+        held: The token ids of what is in each row, as far as it is known.
+        decoder: What reads prompts.
+    """
+    parts = decoder.target, decoder.drafting
+    if not all(isinstance(part, Truncating) for part in parts):
+        return 0, 0
+    # The last round's tokens may still wait to be read by the drafter.
+    most = [
+        min(_num_common(ids, text) - 1, len(text) - decoder.depth - 2) for text in held
+    ]
+    row = max(range(len(most)), key=most.__getitem__)
+    length = most[row] // SMALL_CHUNK * SMALL_CHUNK
+    left = -(-(len(ids) - length) // SMALL_CHUNK) * SMALL_CHUNK
+    return (row, length) if length > 0 and left < prefill_tokens(len(ids)) else (0, 0)
+
+
+def prefill_tokens(length: int) -> int:
+    """Returns the tokens that reading a prompt takes, with its padding."""
+    return min(bucket_length(length), -(-length // PREFILL_CHUNK) * PREFILL_CHUNK)
+
+
+def is_one_prefill(lengths: Sequence[int], rows: int) -> bool:
+    """Returns whether prompts of these lengths are best read at once, as all rows.
+
+    They are if they fill most rows, and one padded length for all reads not far more
+    padding than prompts: to enter one by one takes more programs, which must pay.
+    """
+    if not rows < 2 * len(lengths) <= 2 * rows:
+        return False
+    needed = [prefill_tokens(length) for length in lengths]
+    return rows * max(needed) <= max(4 * sum(needed), sum(needed) + _MOST_PADDING)
+
+
+def num_samples(texts: Sequence[Text], rows: int) -> int:
+    """Returns how many neighbours have one prompt, which is read once for all of them.
+
+    Args:
+        texts: The texts, in order.
+        rows: The rows that each device has, which the number must divide.
+    """
+    count = texts[0].request.n
+    if rows % count or len(texts) % count:
+        return 1
+    prompts = [text.prompt_ids for text in texts]
+    firsts = [prompts[place - place % count] for place in range(len(prompts))]
+    return count if prompts == firsts else 1
+
+
+def with_one_prompt(texts: Sequence[Text], most: int) -> list[Text]:
+    """Returns the first texts that have the first one's prompt."""
+    prompt = texts[0].prompt_ids
+    same = [*itertools.takewhile(lambda text: text.prompt_ids == prompt, texts)]
+    most = min(len(same), most)
+    # A power of two: few numbers of samples, so few programs.
+    return same[: 1 << (most.bit_length() - 1)] if most else []
+
+
+def num_slots_for(texts: Sequence[Text]) -> int:
+    """Returns the slots that prompts take with their padding, and a first token."""
+    longest = max(len(text.prompt_ids) for text in texts)
+    return max(bucket_length(longest), longest + 1)
+
+
+def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Returns how many tokens two texts have in common at their beginning."""
+    if one[:SMALL_CHUNK] != other[:SMALL_CHUNK]:
+        return 0  # Mostly, and nothing is reused then.
+    pairs = zip(one, other, strict=False)
+    return next(
+        (place for place, (a, b) in enumerate(pairs) if a != b),
+        min(len(one), len(other)),
+    )
