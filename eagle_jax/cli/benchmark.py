@@ -24,6 +24,7 @@ from eagle_jax.cli.settings import add_settings
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding.requests import make_requests, round_up_slots
 from eagle_jax.engine import Pair, PairConfig
+from eagle_jax.engine.calls import check_memory
 from eagle_jax.engine.open import open_pair, with_target
 from eagle_jax.errors import InputError
 from eagle_jax.methods import METHODS, PLAIN, SMALL_MODEL
@@ -104,7 +105,7 @@ def _rounds(arguments: argparse.Namespace) -> None:
     needed = round_up_slots(arguments.prompt_length + arguments.iterations + 1, depth)
     slots = max(arguments.slots, needed)
     for source in sources.values():
-        source.check_memory(batch_size=arguments.batch_size, max_length=slots)
+        check_memory(source, batch_size=arguments.batch_size, max_length=slots)
     pairs: dict[str, Pair] = {}
     for name, source in sources.items():
         for loaded in list(pairs.values())[:1]:

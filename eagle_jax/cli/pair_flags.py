@@ -7,6 +7,7 @@ from eagle_jax import assets
 from eagle_jax.cli.command import Parser, say
 from eagle_jax.cli.files import read_prompts
 from eagle_jax.engine import Pair, PairConfig, load_pair
+from eagle_jax.engine.calls import check_memory
 from eagle_jax.errors import InputError
 from eagle_jax.methods import Method
 from eagle_jax.parallel import MeshShape
@@ -85,7 +86,7 @@ def open_measured(
         generation_config="none",
     )
     new_tokens = config.request.max_new_tokens
-    pair.check_memory(batch_size=config.batch_size, max_length=1 + new_tokens)
+    check_memory(pair, batch_size=config.batch_size, max_length=1 + new_tokens)
     positions = pair.max_positions
     longest = positions - new_tokens
     if longest < 1:

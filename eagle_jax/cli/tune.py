@@ -83,7 +83,8 @@ def _tune(arguments: argparse.Namespace) -> int:
     count = max(min(arguments.num_prompts, len(prompts)), size)
     prompts = [prompts[i * len(prompts) // count] for i in range(count)]
     pairs = {None: pair.with_drafter(None)} | {
-        tree: pair.with_tree(tree) for tree in trees
+        tree: dataclasses.replace(pair, config=config.with_(tree=tree))
+        for tree in trees
     }
     trials = run_trials(pairs, prompts, arguments.repeats, progress, batch_size=size)
     Console().print(_table(config, trials))

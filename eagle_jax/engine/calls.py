@@ -1,20 +1,49 @@
-"""One call of a pair: an engine with the rows and the lengths that its texts need."""
+"""What a pair's calls need: engines of the right size, memory, programs."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from eagle_jax.checkpoints import check_max_length
 from eagle_jax.config import require
-from eagle_jax.decoding.requests import bucket_rows
+from eagle_jax.decoding.growth import bucket_sizes, capacity_ends
+from eagle_jax.decoding.requests import bucket_ends, bucket_rows
 from eagle_jax.engine.engine import Engine
+from eagle_jax.engine.request import Request, each_sample
 from eagle_jax.engine.text import Text
+from eagle_jax.engine.wording import as_prompts
 from eagle_jax.errors import InputError
+from eagle_jax.models import devices
 from eagle_jax.models.transformer import Transformer
 
 if TYPE_CHECKING:
     from eagle_jax.engine.pair import Pair
 
 _MOST_ROWS = 8
+_OF_PROMPT = ("system", "chat_template_kwargs", "truncate_prompt_tokens")
+
+
+def read_prompts(
+    pair: "Pair",
+    prompts: Any,
+    settings: Request | Sequence[Request] | None,
+    more: Mapping[str, Any],
+    *,
+    chat: bool,
+) -> list[tuple[list[int], Request]]:
+    """Returns prompts as ids and what is asked after them, see `Pair.texts`."""
+    how = {name: more[name] for name in _OF_PROMPT if name in more}
+    fields = {name: x for name, x in more.items() if name not in how}
+    given = as_prompts(prompts)
+    encoded = [pair.encode(prompt, chat=chat, **how) for prompt in given]
+    if settings is None:
+        settings = pair.request(**fields)
+    elif fields:
+        raise InputError(
+            f"{next(iter(fields))} is given beside `settings`; give one of them"
+        )
+    return each_sample(encoded, settings)
 
 
 def engine_for(
@@ -70,3 +99,37 @@ def _longest(pair: "Pair", texts: Sequence[Text]) -> int:
                 f"(the target has {pair.max_positions} positions)"
             )
     return max_length
+
+
+def check_memory(pair: "Pair", *, batch_size: int, max_length: int) -> None:
+    """Refuses caches that cannot be in memory, before any weight is read.
+
+    They are counted as they begin, see `decoding.growth`.
+
+    Args:
+        pair: The pair; targets that were not read from files are not judged.
+        batch_size: The number of rows, `B`.
+        max_length: The largest number of tokens of prompt and output together.
+    """
+    if not isinstance(pair.target, Transformer):
+        return
+    drafter = pair.drafter
+    depth = 0 if drafter is None else drafter.depth
+    devices.check_memory(
+        pair.sizes,
+        pair.dtype,
+        pair.bits,
+        drafter,
+        batch_size=batch_size,
+        num_slots=bucket_sizes(max_length, prompt=1, depth=depth)[0],
+    )
+
+
+def warm_up(pair: "Pair", most: Request, prompt_length: int, batch_size: int) -> None:
+    """Compiles the programs of calls with up to so many and so long prompts."""
+    sizes = sorted({bucket_rows(rows) for rows in range(1, batch_size + 1)})
+    for rows, length in itertools.product(sizes, bucket_ends(prompt_length)):
+        for limit in capacity_ends(length, most.max_new_tokens):
+            one = dataclasses.replace(most, max_new_tokens=limit)
+            texts = [pair.text([0] * length, one)] * rows
+            empty_engine_for(pair, texts, rows).warm_up(texts, with_growth=True)

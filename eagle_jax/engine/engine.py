@@ -47,27 +47,19 @@ class Engine:
         is_broken: Whether a step was interrupted: then nothing but `reset` helps.
     """
 
-    def __init__(
-        self, pair: "Pair", *, batch_size: int, max_length: int | None = None
-    ) -> None:
+    def __init__(self, pair: "Pair", *, batch_size: int, max_length: int) -> None:
         """Starts empty, and compiles nothing; reads the pair's weights.
 
         Args:
             pair: What writes.
             batch_size: The number of rows, `B`.
-            max_length: The most tokens of a prompt and its text together; `None` for
-                the target's positions.
-
-        Raises:
-            InputError: If the rounds cannot be in memory.
+            max_length: The most tokens of a prompt and its text together.
         """
-        self.pair, self.batch_size = pair, batch_size
-        self.max_length = max_length or pair.max_positions
-        pair.check_memory(batch_size=batch_size, max_length=self.max_length)
+        self.pair, self.batch_size, self.max_length = pair, batch_size, max_length
         self.is_broken = False
         self._waiting: list[Text] = []
         self._reading: Reading | None = None
-        self._rows = Rows(pair.programs(BatchNeeds()), batch_size, self.max_length)
+        self._rows = Rows(pair.programs(BatchNeeds()), batch_size, max_length)
         self._is_turn_of_short = False
 
     def add(self, text: Text, *, name: str = "the prompt") -> Text:
@@ -156,7 +148,14 @@ class Engine:
         self._check_usable()
         self.is_broken = True
         self._adapt()
-        self._prefill()
+        # Who looks between rounds wants short prompts before long ones.
+        texts = self._read_at_once() if rounds is None else []
+        if texts:
+            self._rows.read_as_all(texts)
+            del self._waiting[: len(texts)]
+            self._rows.look()
+        else:
+            self._prefill()
         if self._rows.running:
             self._write(rounds)
         self.is_broken = False
@@ -234,11 +233,6 @@ class Engine:
 
         The chunks of a long prompt and the short prompts after it take turns.
         """
-        if texts := self._read_at_once():
-            self._rows.read_as_all(texts)
-            del self._waiting[: len(texts)]
-            self._rows.look()
-            return
         is_running = bool(self._rows.running)
         left = PREFILL_CHUNK if is_running else math.inf
         must_wait = is_running and self._is_turn_of_short and self._next_texts()

@@ -10,27 +10,19 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from eagle_jax.config import require
 from eagle_jax.decoding.decoder import AcceptanceRule
-from eagle_jax.decoding.growth import bucket_sizes, capacity_ends
-from eagle_jax.decoding.requests import bucket_ends, bucket_rows
 from eagle_jax.engine import wording
-from eagle_jax.engine.calls import empty_engine_for, engine_for
+from eagle_jax.engine.calls import check_memory, engine_for, read_prompts, warm_up
 from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.engine import Engine
 from eagle_jax.engine.fit_check import FitCheck
-from eagle_jax.engine.keywords import (
-    CallKeywords,
-    RequestKeywords,
-    TextKeywords,
-    shown,
-)
+from eagle_jax.engine.keywords import CallKeywords, RequestKeywords, TextKeywords, shown
 from eagle_jax.engine.needs import BatchNeeds
 from eagle_jax.engine.programs import Programs
-from eagle_jax.engine.request import Request, each_sample, request_of
+from eagle_jax.engine.request import Request, request_of
 from eagle_jax.engine.text import Generation, Piece, Text
 from eagle_jax.engine.wording import Prompt
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter, Params, Target
-from eagle_jax.models.devices import check_memory
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.parallel import PairSharding
 
@@ -38,7 +30,6 @@ if TYPE_CHECKING:
     from eagle_jax.engine.open import Draft
 
 _OF_CALL = ("acceptance", "max_length")
-_OF_PROMPT = ("system", "chat_template_kwargs", "truncate_prompt_tokens")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -195,36 +186,9 @@ class Pair:
             self.kept[key] = self.make_drafter(self.config.tree, rule)
         return self.kept[key]
 
-    def with_tree(self, tree: Any) -> Self:
-        """Returns the pair with other settings of its method."""
-        config = dataclasses.replace(self.config, tree=tree)
-        return dataclasses.replace(self, config=config)
-
     def with_drafter(self, drafter: Drafter | None) -> Self:
         """Returns the pair with another drafter, `None` for none."""
         return dataclasses.replace(self, make_drafter=lambda settings, rule: drafter)
-
-    def check_memory(self, *, batch_size: int, max_length: int) -> None:
-        """Refuses caches that cannot be in memory, before any weight is read.
-
-        They are counted as they begin, see `decoding.growth`.
-
-        Args:
-            batch_size: The number of rows, `B`.
-            max_length: The largest number of tokens of prompt and output together.
-        """
-        if not isinstance(self.target, Transformer):
-            return
-        drafter = self.drafter
-        depth = 0 if drafter is None else drafter.depth
-        check_memory(
-            self.sizes,
-            self.dtype,
-            self.bits,
-            drafter,
-            batch_size=batch_size,
-            num_slots=bucket_sizes(max_length, prompt=1, depth=depth)[0],
-        )
 
     @shown(TextKeywords, Request)
     def generate(
@@ -337,14 +301,7 @@ class Pair:
         """
         started = time.perf_counter()
         pair, fields = self._for_call(settings)
-        most = pair.request(**fields)
-        sizes = sorted({bucket_rows(rows) for rows in range(1, batch_size + 1)})
-        lengths = bucket_ends(prompt_length)
-        for rows, length in ((rows, one) for rows in sizes for one in lengths):
-            for limit in capacity_ends(length, most.max_new_tokens):
-                one = dataclasses.replace(most, max_new_tokens=limit)
-                texts = [pair.text([0] * length, one)] * rows
-                empty_engine_for(pair, texts, rows).warm_up(texts, with_growth=True)
+        warm_up(pair, pair.request(**fields), prompt_length, batch_size)
         return time.perf_counter() - started
 
     @shown(RequestKeywords, Request)
@@ -382,17 +339,13 @@ class Pair:
         if isinstance(prompt, str) or isinstance(prompt[0], Mapping):
             if self.tokenizer is None:
                 raise InputError("a pair without a tokenizer reads no text")
+            more = {"chat": chat, "system": system}
             variables = chat_template_kwargs or {}
-            ids = wording.encode(
-                self.tokenizer, prompt, variables, chat=chat, system=system
-            )
-        else:
-            ids = list(prompt)
-        if truncate_prompt_tokens is None:
-            return ids
-        least = truncate_prompt_tokens
-        require(least >= 1, "truncate_prompt_tokens", least, "at least 1")
-        return ids[-truncate_prompt_tokens:]
+            prompt = wording.encode(self.tokenizer, prompt, variables, **more)
+        if (most := truncate_prompt_tokens) is not None:
+            require(most >= 1, "truncate_prompt_tokens", most, "at least 1")
+            prompt = prompt[-most:]
+        return list(prompt)
 
     def texts(
         self,
@@ -406,18 +359,8 @@ class Pair:
 
         Arguments and errors are those of `generate`, but for those of a whole call.
         """
-        how = {name: more[name] for name in _OF_PROMPT if name in more}
-        fields = {name: x for name, x in more.items() if name not in how}
-        given = wording.as_prompts(prompts)
-        encoded = [self.encode(prompt, chat=chat, **how) for prompt in given]
-        if settings is None:
-            settings = self.request(**fields)
-        elif fields:
-            raise InputError(
-                f"{next(iter(fields))} is given beside `settings`; give one of them"
-            )
-        asked = enumerate(each_sample(encoded, settings))
-        return [self.text(ids, one, index=index) for index, (ids, one) in asked]
+        asked = read_prompts(self, prompts, settings, more, chat=chat)
+        return [self.text(*one, index=index) for index, one in enumerate(asked)]
 
     def text(self, ids: Sequence[int], request: Request, *, index: int = 0) -> Text:
         """Returns one text after a prompt's ids, of which `n` is not read."""
@@ -442,7 +385,9 @@ class Pair:
         Raises:
             InputError: If the rounds cannot be in memory.
         """
-        return Engine(self, batch_size=batch_size, max_length=max_length)
+        longest = max_length or self.max_positions
+        check_memory(self, batch_size=batch_size, max_length=longest)
+        return Engine(self, batch_size=batch_size, max_length=longest)
 
     def programs(self, needs: BatchNeeds) -> Programs:
         """Returns what is run for texts that need this; reads the weights."""

@@ -11,6 +11,7 @@ import jax
 from eagle_jax import assets
 from eagle_jax.checkpoints import check_max_length
 from eagle_jax.engine import Pair
+from eagle_jax.engine.calls import check_memory
 from eagle_jax.engine.open import open_pair, with_target
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.answers import QuestionAnswerer
@@ -75,7 +76,8 @@ def evaluate(
     opened: dict[str, tuple[RunPlan, Pair, dict[str, Any]]] = {}
     for run, source in zip(runs, sources, strict=True):
         source = dataclasses.replace(source, read_tokenizer=first.read_tokenizer)
-        source.check_memory(
+        check_memory(
+            source,
             batch_size=run.config.batch_size,
             max_length=min(max_length, 1 + new_tokens),
         )

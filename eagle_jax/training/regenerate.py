@@ -21,6 +21,7 @@ from eagle_jax.checkpoints import check_max_length, resolve
 from eagle_jax.config import require
 from eagle_jax.decoding.requests import bucket_rows
 from eagle_jax.engine import Engine, Pair, PairConfig, Text
+from eagle_jax.engine.calls import check_memory
 from eagle_jax.engine.converse import converse
 from eagle_jax.engine.open import open_pair
 from eagle_jax.errors import InputError
@@ -138,7 +139,7 @@ def regenerate_file(
     max_length = config.max_length or pair.max_positions
     check_max_length(pair.sizes, max_length)
     least = min(max_length, 1 + request.max_new_tokens)
-    pair.check_memory(batch_size=1, max_length=least)
+    check_memory(pair, batch_size=1, max_length=least)
     counts = Counts()
     tasks, total = _tasks(job, config, pair, counts.refused, report)
     settings = _settings(job, config, pair, max_length)

@@ -10,68 +10,74 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from eagle_jax.engine.runner import Runner
-from eagle_jax.engine.scheduler import Scheduler
 
 from eagle_jax.decoding import slots
-from eagle_jax.engine import scheduler
-from tests.engine.test_scheduler import MakeRunner, make_runner, prompts_of
+from eagle_jax.engine import Engine, engine, rows
+from eagle_jax.engine.programs import Programs
+from tests.engine.test_engine import (
+    MakeEngine,
+    again,
+    make_engine,
+    prompts_of,
+    text_of,
+)
 from tests.helpers import refused
 
-__all__ = ["make_runner"]
+__all__ = ["make_engine"]
 
 PROMPTS = prompts_of(2, 40, 5, 1)
 MOST_STEPS = 500
 MOST_CALLS = 4 * MOST_STEPS
 
 
-def serve(queue: Scheduler) -> dict[int, list[int]]:
+def serve(queue: Engine, num_rounds: int | None = 16) -> dict[int, list[int]]:
     """The texts of all prompts, from a loop that outlives what a step raises.
 
-    A scheduler that is wrong may loop within a step, or double what waits, too.
+    An engine that is wrong may loop within a step, or double what waits, too.
     """
-    call, calls = Runner.call, itertools.count()
+    call, calls = Programs.call, itertools.count()
 
     def counted(*arguments: Any, **static: Any) -> Any:
         assert next(calls) < MOST_CALLS, "the queue has no end"
         return call(*arguments, **static)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Runner, "call", counted)
-        found = _serve(queue)
+        patch.setattr(Programs, "call", counted)
+        found = _serve(queue, num_rounds)
     assert found.keys() == {*range(len(PROMPTS))}
     return found
 
 
-def _serve(queue: Scheduler) -> dict[int, list[int]]:
+def _serve(queue: Engine, num_rounds: int | None) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for number, prompt in enumerate(PROMPTS):
-        queue.add(number, prompt, queue.request(number))
+        queue.add(text_of(queue, prompt, number))
     for _ in range(MOST_STEPS):
         if queue.is_idle:
             return found
         assert queue.num_waiting <= len(PROMPTS), "a text waits twice"
         try:
-            done = queue.step()
+            done = queue.step(num_rounds)
         except (RuntimeError, KeyboardInterrupt):
             if queue.is_broken:
-                queue.add_again(queue.reset())
+                for text in queue.reset():
+                    queue.add(text)
             continue
-        for served in done:
-            assert served.key not in found, "served twice"
-            found[served.key] = served.row.generated_ids
+        for text in done:
+            assert text.index not in found, "returned twice"
+            found[text.index] = text.token_ids
     raise AssertionError("the queue has no end")
 
 
 @pytest.mark.parametrize("name", ["call", "fetch", "insert"])
 @pytest.mark.parametrize("is_late", [False, True], ids=["before", "after"])
 def test_texts_outlive_an_error_of_any_call_of_the_devices(
-    make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch, name: str, is_late: bool
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, name: str, is_late: bool
 ) -> None:
     """Before it begins, or after it has spent what it was given."""
-    runner = make_runner(new_tokens=8, batch_size=2)
-    wanted = serve(Scheduler(runner))
-    kept, calls = getattr(Runner, name), 0
+    queue = make_engine(new_tokens=8, batch_size=2)
+    wanted = serve(queue)
+    kept, calls = getattr(Programs, name), 0
 
     def failing(*arguments: Any, **static: Any) -> Any:
         nonlocal calls
@@ -83,21 +89,24 @@ def test_texts_outlive_an_error_of_any_call_of_the_devices(
             raise KeyboardInterrupt
         return result
 
-    monkeypatch.setattr(Runner, name, failing)
+    monkeypatch.setattr(Programs, name, failing)
     wrong = calls = 0
-    serve(Scheduler(runner))
+    serve(again(queue))
     for wrong in range(1, calls + 1):
         calls = 0
-        assert serve(Scheduler(runner)) == wanted, wrong
+        assert serve(again(queue)) == wanted, wrong
         assert calls >= wrong
 
 
-def test_texts_outlive_ctrl_c_at_any_line(make_runner: MakeRunner) -> None:
-    runner = make_runner(new_tokens=8, batch_size=2)
-    wanted = serve(Scheduler(runner))
+@pytest.mark.parametrize("num_rounds", [16, None])
+def test_texts_outlive_ctrl_c_at_any_line(
+    make_engine: MakeEngine, num_rounds: int | None
+) -> None:
+    queue = make_engine(new_tokens=8, batch_size=2)
+    wanted = serve(queue)
     rng = random.Random(0)
     with interrupting(lambda: rng.random() < 0.01):
-        assert serve(Scheduler(runner)) == wanted
+        assert serve(again(queue), num_rounds) == wanted
 
 
 @contextlib.contextmanager
@@ -105,18 +114,19 @@ def interrupting(is_chosen: Callable[[], bool]) -> Iterator[None]:
     """Raises KeyboardInterrupt at those lines of `step`, and of what it calls."""
 
     def trace(frame: Any, event: str, _: Any) -> Any:
-        if frame.f_code.co_filename != path or frame.f_code.co_name not in names:
+        if frame.f_code.co_filename not in paths or frame.f_code.co_name not in names:
             return None
         # CPython looks for signals at calls and jumps: none lies before this line.
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-        is_end = line.strip() == "return served"
+        is_end = line.strip() == "return found"
         if event == "line" and not is_end and is_chosen():
             raise KeyboardInterrupt
         return trace
 
-    path = inspect.getfile(scheduler)
+    paths = {inspect.getfile(engine), inspect.getfile(rows)}
     names = {"step", "_prefill", "_next_texts", "_requests", "_ensure_slots", "_enter"}
-    names |= {"_prefill_short", "_start_long", "_prefill_chunk", "_write", "_look"}
+    names |= {"_read_at_once", "_read_chunk", "_write", "look", "enter", "write"}
+    names |= {"read_as_all", "read", "start_reading", "finish_reading", "free"}
     before = sys.gettrace()
     sys.settrace(trace)
     try:
@@ -125,33 +135,31 @@ def interrupting(is_chosen: Callable[[], bool]) -> Iterator[None]:
         sys.settrace(before)
 
 
-def test_a_broken_scheduler_asks_for_a_reset_and_keeps_what_has_ended(
-    make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch
+def test_a_broken_engine_asks_for_a_reset_and_keeps_what_has_ended(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting = Scheduler(make_runner(new_tokens=1, batch_size=2))
-    waiting.add("first", [5], waiting.request(0))
-    waiting.add("long", PROMPTS[1], waiting.request(1))
+    waiting = make_engine(new_tokens=1, batch_size=2)
+    first = waiting.add(text_of(waiting, [5], 0))
+    long = waiting.add(text_of(waiting, PROMPTS[1], 1))
     with monkeypatch.context() as patch:
-        call = Runner.call
+        call = Programs.call
 
-        def failing(runner: Runner, function: Any, *rows: Any, **static: Any) -> Any:
-            result = call(runner, function, *rows, **static)
+        def failing(
+            programs: Programs, function: Any, *rows: Any, **static: Any
+        ) -> Any:
+            result = call(programs, function, *rows, **static)
             if function is slots.prefill_chunk:
                 raise RuntimeError
             return result
 
-        patch.setattr(Runner, "call", failing)
+        patch.setattr(Programs, "call", failing)
         with pytest.raises(RuntimeError):
             waiting.step()
     assert waiting.is_broken
     refused(waiting.step, "call `reset()`")
-    refused(lambda: waiting.add("next", [5]), "call `reset()`")
-    (left,) = waiting.reset()
-    assert (left.key, left.row.prompt_ids, left.settings.seed) == (
-        "long",
-        PROMPTS[1],
-        1,
-    )
-    waiting.add("next", [5])
-    assert [text.key for text in waiting.step()] == ["first", "next"]
+    other = text_of(waiting, [5], 2)
+    refused(lambda: waiting.add(other), "call `reset()`")
+    assert waiting.reset() == [long]
+    waiting.add(other)
+    assert waiting.step() == [first, other]
     assert waiting.is_idle

@@ -3,10 +3,10 @@
 import dataclasses
 
 import pytest
-from eagle_jax.engine.prefixes import SMALL_CHUNK, find_prefix
 
 from eagle_jax import Decoder
 from eagle_jax.config import TreeConfig
+from eagle_jax.engine.prefill import SMALL_CHUNK, find_prefix
 from eagle_jax.testing import ToyTarget
 from tests import tiny
 
