@@ -16,10 +16,13 @@ from eagle_jax.config import ChainConfig, TreeConfig
 from eagle_jax.decoding import slots
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.state import StopReason, record_round
-from eagle_jax.drafting import LookupDrafter
-from eagle_jax.engine.fit_check import FirstRounds
-from eagle_jax.engine.rows import Row
+from eagle_jax.drafting import LookupDrafter, SwitchDrafter, TreeDrafter
+from eagle_jax.engine.fit_check import FitCheck
+from eagle_jax.engine.needs import BatchNeeds
+from eagle_jax.engine.request import Request
+from eagle_jax.engine.text import Text
 from eagle_jax.heads.chains import draft_chains
+from eagle_jax.heads.eagle import EagleHead
 from eagle_jax.heads.eagle3.head import Eagle3Head
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
 from eagle_jax.heads.loss import target_features
@@ -30,17 +33,21 @@ from eagle_jax.testing import ToyTarget
 from eagle_jax.training.encode import EncodedExample
 from eagle_jax.training.packing import pack
 from eagle_jax.tree import NO_PARENT, DraftTree
+from tests import tiny
 from tests.stories import Stories
 
+TREE = TreeConfig(num_nodes=8, depth=3, width=3)
+EAGLE = TreeDrafter(model=EagleHead(config=tiny.HEAD), tree=TREE)
+MEDUSA = TreeDrafter(model=tiny.medusa(64), tree=TREE)
+LOOKUP = LookupDrafter(depth=3)
+SWITCH = SwitchDrafter(first=LOOKUP, second=EAGLE, min_match=2)
+DECODER = Decoder(target=ToyTarget(vocab_size=64), drafter=EAGLE, acceptance="coupled")
 
-def row_of(accept_lengths: list[int], expected: tuple[float, ...] = (0, 0)) -> Row:
-    return Row(
-        prompt_ids=[1],
-        generated_ids=[],
-        stop_reason=StopReason.MAX_TOKENS,
-        accept_lengths=accept_lengths,
-        expected=expected,
-    )
+
+def text_of(accept_lengths: list[int], expected: tuple[float, float] = (0, 0)) -> Text:
+    text = Text([1], Request(), needs=BatchNeeds())
+    text.accept_lengths, text.expected = accept_lengths, expected
+    return text
 
 
 def test_two_levels_of_running_rows_are_what_is_expected_to_hit() -> None:
@@ -77,10 +84,10 @@ def test_two_levels_of_running_rows_are_what_is_expected_to_hit() -> None:
 def test_too_little_acceptance_in_the_first_rounds_of_all_rows_is_said(
     rows: list[list[int]], expected: bool
 ) -> None:
-    seen = FirstRounds()
+    seen = FitCheck()
     with warnings.catch_warnings(record=True, action="always") as warned:
         for row in rows:
-            seen.judge([row_of(row)], has_confidence=True)
+            seen.judge(text_of(row), DECODER)
     assert len(warned) == expected
 
 
@@ -89,29 +96,36 @@ def test_too_little_acceptance_in_the_first_rounds_of_all_rows_is_said(
     [
         ((60, 0), (100, 0), {}, True),
         ((71, 0), (100, 0), {}, False),
-        ((60, 0), (100, 0), {"has_confidence": False}, False),
+        ((60, 0), (100, 0), {"acceptance": "rejection"}, False),
+        ((60, 0), (100, 0), {"drafter": SWITCH}, False),
         ((0, 0), (100, 0), {}, False),  # It is said otherwise, as above.
         # Level 2 is compared with level 1: greedy texts hit more than heads are sure.
         ((120, 70), (100, 100), {}, True),
         ((120, 75), (100, 100), {}, False),
-        ((120, 70), (100, 100), {"continues": False}, False),
+        ((120, 70), (100, 100), {"drafter": MEDUSA}, False),
     ],
 )
 def test_a_head_that_hits_less_than_it_is_confident_of_is_told_of(
     hits: tuple[int, int],
     confident: tuple[int, int],
-    changes: dict[str, bool],
+    changes: dict[str, Any],
     expected: bool,
 ) -> None:
-    seen = FirstRounds(num_rounds=40)  # Of which nothing is known.
+    seen = FitCheck(num_rounds=40)  # Of which nothing is known.
     first, second = hits
     lengths = [2] * second + [1] * (first - second) + [0] * (160 - first)
-    rows = [row_of(lengths, confident)]
-    usual = {"has_confidence": True} | changes
+    text, decoder = text_of(lengths, confident), dataclasses.replace(DECODER, **changes)
     with warnings.catch_warnings(record=True, action="always") as warned:
-        seen.judge(rows, **usual)
-        seen.judge(rows, **usual)  # Once, and no later rounds.
+        seen.judge(text, decoder)
+        seen.judge(text, decoder)  # Once, and no later rounds.
     assert len(warned) == expected
+
+
+@pytest.mark.parametrize("drafter", [LOOKUP, None])
+def test_drafts_without_a_model_are_not_judged(drafter: Any) -> None:
+    seen, decoder = FitCheck(), dataclasses.replace(DECODER, drafter=drafter)
+    seen.judge(text_of([0] * 300), decoder)
+    assert seen.num_rounds == 0
 
 
 def test_a_trained_head_that_reads_another_layer_is_told_of(
@@ -119,12 +133,12 @@ def test_a_trained_head_that_reads_another_layer_is_told_of(
 ) -> None:
     models = shared / "models"
     folders = str(models / "stories260K"), str(models / "stories260K-eagle")
-    pair = eagle_jax.load_pair(*folders, tree=TreeConfig(num_nodes=8, depth=3, width=3))
+    pair = eagle_jax.load_pair(*folders, tree=TREE)
 
     # Not the hidden states after the last layer.
-    config = dataclasses.replace(pair.source.config, feature_layers=(1,))
-    seen, target = FirstRounds(), Transformer(config=config)
-    pair.loaded = dataclasses.replace(pair.loaded, target=target, first_rounds=seen)
+    config = dataclasses.replace(pair.sizes, feature_layers=(1,))
+    seen, target = FitCheck(), Transformer(config=config)
+    pair = dataclasses.replace(pair, target=target, fit_check=seen)
     settings = {"max_new_tokens": 200, "temperature": 1.0, "ignore_eos": True}
     with pytest.warns(UserWarning, match="the drafts fit the target badly"):
         pair.generate(["One day", "Tim had a", "The girl"], seed=0, **settings)
@@ -140,7 +154,7 @@ def fit(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def row_of_head(stories: Stories) -> Callable[..., Row]:
+def text_of_head(stories: Stories) -> Callable[..., Text]:
     """What a linear EAGLE-3 head hits in story openings, and is confident of.
 
     Its layer sees one pair and copies what v reads; least squares fit it to the next
@@ -184,7 +198,7 @@ def row_of_head(stories: Stories) -> Callable[..., Row]:
     own = {"fc": jnp.float32(fc), "norm": target.norm, "output_head": table}
     params = dataclasses.replace(new, layer=layer, **own)
 
-    def row(reads: tuple[int, ...] = (1, 2, 4), **fields: Any) -> Row:
+    def text(reads: tuple[int, ...] = (1, 2, 4), **fields: Any) -> Text:
         own = Eagle3Head(config=dataclasses.replace(head, **fields, sliding_window=1))
         features = jnp.concatenate([jnp.asarray(layers[n]) for n in reads], -1)
         chains = draft_chains(
@@ -205,9 +219,9 @@ def row_of_head(stories: Stories) -> Callable[..., Row]:
             confident.append(jax.nn.softmax(drafts).max(-1))
         later = confident[0] * confident[1]
         expected = float(confident[0].sum()), float(later.sum())
-        return row_of((hits[0] * (1 + hits[1])).tolist(), expected)
+        return text_of((hits[0] * (1 + hits[1])).tolist(), expected)
 
-    return row
+    return text
 
 
 @pytest.mark.parametrize(
@@ -221,16 +235,16 @@ def row_of_head(stories: Stories) -> Callable[..., Row]:
     ],
 )
 def test_an_eagle3_head_that_is_read_with_one_mistake_is_told_of(
-    row_of_head: Callable[..., Row], mistake: dict[str, Any], is_told: bool
+    text_of_head: Callable[..., Text], mistake: dict[str, Any], is_told: bool
 ) -> None:
     """At temperature 1, where the head hits 56% and is confident of 60%.
 
     A `norm_before_fc` that is left out costs it a quarter of its hits, and is not told
     of: it hits 42% and is confident of 56%.
     """
-    seen = FirstRounds()
+    seen = FitCheck()
     with warnings.catch_warnings(record=True, action="always") as warned:
-        seen.judge([row_of_head(**mistake)], has_confidence=True)
+        seen.judge(text_of_head(**mistake), DECODER)
     assert bool(warned) == is_told, seen
 
 

@@ -67,6 +67,6 @@ def test_a_methods_own_settings_are_keywords_of_a_pair() -> None:
 def test_the_embedded_pair_takes_settings_and_the_weights_of_its_method() -> None:
     pair = load_embedded_pair(method="small-model", num_nodes=8)
     assert pair.config.tree.num_nodes == 8
-    assert pair.source.draft is not None
-    assert pair.source.draft.folder == assets.SMALL
+    assert pair.draft is not None
+    assert pair.draft.folder == assets.SMALL
     refused(lambda: load_embedded_pair(method="medusa"), "medusa needs `draft`")

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from eagle_jax.engine.results import Generation
-from eagle_jax.engine.shared import Grammar
 
 from eagle_jax import (
+    Generation,
     Pair,
     StopReason,
     TreeConfig,
@@ -212,29 +212,31 @@ def test_texts_of_several_constraints_are_those_of_each(small: Pair) -> None:
     assert set(found[0].text) <= {"a", "b"}
 
 
-def test_a_queue_compiles_each_constraint_once_or_takes_it_compiled(
+def test_an_engine_compiles_each_constraint_once_or_takes_it_compiled(
     small: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("outlines_core")
-    queue, compiled = small.scheduler(batch_size=1), list[str]()
+    engine, compiled = small.engine(batch_size=1), list[str]()
     compile_ = grammar._byte_automaton
     monkeypatch.setattr(
         grammar, "_byte_automaton", lambda x: compiled.append(x) or compile_(x)
     )
     for count in range(1, 11):
         one = small.request(max_new_tokens=20, regex=f"[xz]{{{count}}}")
-        given = small.compile(Grammar.of(one)) if count % 2 else None
-        queue.add(count, small.encode("x"), one, grammar=given)
+        text = small.text(small.encode("x"), one, index=count)
+        if count % 2:
+            text.needs = text.needs.compiled(small)
+        engine.add(text)
     assert len(compiled) == 10
-    queue.add_again(queue.reset())
-    while not queue.is_idle:
-        for text in queue.step():
-            # The last is the stop token.
-            assert len(text.row.generated_ids) == text.key + 1
+    for text in engine.reset():
+        engine.add(text)
+    for text in engine.run():
+        # The last is the stop token.
+        assert len(text.token_ids) == text.index + 1
     assert len(compiled) == 10
 
 
-def test_a_queue_serves_requests_that_share_nothing(small: Pair) -> None:
+def test_an_engine_serves_requests_that_share_nothing(small: Pair) -> None:
     pytest.importorskip("outlines_core")
     settings: list[dict[str, Any]] = [
         {},
@@ -243,37 +245,39 @@ def test_a_queue_serves_requests_that_share_nothing(small: Pair) -> None:
         {"stop": "\n"},
     ]
     requests = [small.request(max_new_tokens=LENGTH, **one) for one in settings]
-    queue, found = small.scheduler(batch_size=2), {}
+    engine = small.engine(batch_size=2)
     for number, one in enumerate(requests):
-        queue.add(number, small.encode(PROMPT), one, priority=-number // 2)
-    while not queue.is_idle:
-        found |= {text.key: text.row for text in queue.step()}
+        text = small.text(small.encode(PROMPT), one, index=number)
+        text.priority = -number // 2
+        engine.add(text)
+    found = {text.index: text.token_ids for text in engine.run()}
     for number, one in enumerate(requests):
         (alone,) = small.generate(PROMPT, one)
-        assert found[number].generated_ids == alone.token_ids, settings[number]
+        assert found[number] == alone.token_ids, settings[number]
 
 
 def test_a_cancelled_text_is_gone_wherever_it_was(small: Pair) -> None:
-    queue, (alone,) = small.scheduler(batch_size=2), small.generate(PROMPT, **asked())
-    for key in "abcd":
-        queue.add(key, small.encode(PROMPT), small.request(**asked()), is_streamed=True)
-    assert [text.key for text in queue.step()] == ["a", "b"]
-    assert queue.cancel("a") and queue.cancel("d")
-    assert not queue.cancel("a") and not queue.cancel("nobody")
-    ended = {}
-    while not queue.is_idle:
-        ended |= {text.key: text.row.generated_ids for text in queue.step()}
-    assert ended == dict.fromkeys("bc", alone.token_ids)
+    engine, (alone,) = small.engine(batch_size=2), small.generate(PROMPT, **asked())
+    ids, one = small.encode(PROMPT), small.request(**asked())
+    a, b, c, d, nobody = (small.text(ids, one) for _ in range(5))
+    for text in (a, b, c, d):
+        text.is_watched = True
+        engine.add(text)
+    assert engine.step() == [a, b]
+    assert engine.cancel(a) and engine.cancel(d)
+    assert not engine.cancel(a) and not engine.cancel(nobody)
+    ended = {text: text.token_ids for text in engine.run()}
+    assert ended == dict.fromkeys((b, c), alone.token_ids)
 
 
 def test_lower_priorities_come_first_and_equals_in_order(small: Pair) -> None:
-    queue, order = small.scheduler(batch_size=1), []
-    for key, priority in (("a", 1), ("b", 0), ("c", 1), ("d", -1)):
+    engine = small.engine(batch_size=1)
+    for index, priority in enumerate((1, 0, 1, -1)):
         one = small.request(max_new_tokens=2)
-        queue.add(key, small.encode("x"), one, priority=priority)
-    while not queue.is_idle:
-        order += [text.key for text in queue.step()]
-    assert order == ["d", "b", "a", "c"]
+        text = small.text(small.encode("x"), one, index=index)
+        text.priority = priority
+        engine.add(text)
+    assert [text.index for text in engine.run()] == [3, 1, 0, 2]
 
 
 def test_an_asynchronous_stream_is_the_stream(small: Pair) -> None:
@@ -332,14 +336,15 @@ def test_what_does_not_belong_together_is_refused(pair: Pair) -> None:
     )
     refused(lambda: pair.generate("a", logit_bias={5000: 1.0}), "logit_bias", "5000")
     refused(lambda: pair.generate("a", logprobs=2049), "at most 2048")
-    queue = pair.scheduler(batch_size=1, max_length=64)
-    refused(lambda: queue.add(0, [5] * 64, one), "64 tokens", "may have 64")
+    engine = pair.engine(batch_size=1, max_length=64)
+    text = pair.text([5] * 64, one)
+    refused(lambda: engine.add(text), "64 tokens", "may have 64")
     # What would break a step is refused before.
     biased = pair.request(logit_bias={5000: 1.0})
-    refused(lambda: queue.add(0, [5], biased), "logit_bias", "5000")
-    wrong = pair.request(regex="(")
-    refused(lambda: queue.add(0, [5], wrong), "cannot be compiled")
-    assert queue.is_idle
+    refused(lambda: pair.text([5], biased), "logit_bias", "5000")
+    wrong = pair.text([5], pair.request(regex="("))
+    refused(lambda: engine.add(wrong), "cannot be compiled")
+    assert engine.is_idle
 
 
 def test_the_command_reads_settings_of_flags_lines_and_standard_input(

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eagle_jax.engine.pairs import PairSource, open_pair
+from eagle_jax.engine.pairs import open_pair
 
 from eagle_jax import assets
 from eagle_jax.checkpoints import draft_files
 from eagle_jax.config import TreeConfig
+from eagle_jax.engine import Pair
+from eagle_jax.engine.open import open_pair
 from eagle_jax.methods import find_method
 from tests.helpers import refused, settings_of
 
@@ -22,7 +24,7 @@ def pair(tiny_pair: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_pair, tmp_path / "pair"))
 
 
-def opened(pair: Path, draft: str = "head", **settings: Any) -> PairSource:
+def opened(pair: Path, draft: str = "head", **settings: Any) -> Pair:
     names = (str(pair / "target"), str(pair / draft))
     return open_pair(*names, settings_of(TREE, **settings))
 
@@ -63,12 +65,12 @@ def test_a_calibration_is_read_once_however_many_calls_there_are(
         draft_files, "read_json", lambda path: seen.append(path) or read(path)
     )
     names = str(assets.TARGET), str(assets.HEAD)
-    source = open_pair(*names, settings_of(TREE))
-    made = [source.make_drafter(TREE, "greedy") for _ in range(3)]
+    pair = open_pair(*names, settings_of(TREE))
+    made = [pair.with_tree(TREE).drafter_for("greedy") for _ in range(3)]
     count = len(seen)
     assert count and made[0] is made[2]
     for _ in range(2):  # Sampled text asks for another part of it.
-        source.make_drafter(TREE, "coupled")
+        pair.with_tree(TREE).drafter_for("coupled")
     assert len(seen) == count + 1
 
 
