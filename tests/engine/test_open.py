@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eagle_jax.engine.pairs import open_pair
 
 from eagle_jax import assets
 from eagle_jax.checkpoints import draft_files

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eagle_jax.engine.results import Generation
 
 from eagle_jax import (
     Generation,
