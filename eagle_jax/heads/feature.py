@@ -90,7 +90,6 @@ class FeatureHead(Head):
 
     @property
     def max_levels(self) -> int | None:
-        """See `DraftModel.max_levels`."""
         return None
 
     @property
@@ -177,7 +176,6 @@ class FeatureHead(Head):
         return x, tuple(entries)
 
     def init_state(self, batch: int, capacity: int, depth: int) -> EagleState:
-        """See `DraftModel.init_state`."""
         layer = getattr(self.config, "layer", None)
         return EagleState(
             cache=kv.init_cache(
@@ -233,7 +231,6 @@ class FeatureHead(Head):
         features: jax.Array,
         count: jax.Array,
     ) -> EagleState:
-        """See `Drafter.advance`."""
         features = features.astype(state.features.dtype)
         return dataclasses.replace(state, tokens=tokens, features=features, count=count)
 

@@ -263,13 +263,7 @@ def _drop_equal_table(params: Any, embedding: jax.Array) -> Any:
 
 
 def _token_maps(config: Any, offsets: jax.Array | None) -> Tensors:
-    """Returns `d2t`, `[W]` int64, and `t2d`, `[V]` bool, by name.
-
-    Args:
-        config: The head's sizes.
-        offsets: `[W]` integers, how much higher each token is in the target's
-            vocabulary; `None` where both vocabularies are the same, which have no maps.
-    """
+    """Returns `d2t`, `[W]` int64, and `t2d`, `[V]` bool, by name; none for `None`."""
     if offsets is None:
         return {}
     to_target = np.asarray(offsets, np.int64)
@@ -279,17 +273,9 @@ def _token_maps(config: Any, offsets: jax.Array | None) -> Tensors:
 
 
 def _read_offsets(files: Weights, config: Any) -> jax.Array | None:
-    """Returns `d2t`, `[W]` int32, or `None` where both vocabularies are the same.
+    """Takes `d2t`, `[W]` int32, out of a head's files, and `t2d`, which must fit it.
 
-    Neither map is left in `files`.
-
-    Args:
-        files: The head's files.
-        config: The head's sizes.
-
-    Raises:
-        InputError: If `d2t` is missing, does not fit the sizes, or does not name the
-            tokens that `t2d` does.
+    It is `None` where both vocabularies are the same.
     """
     vocab_size = config.vocab_size
     num_known = getattr(config, "draft_vocab_size", None)

@@ -40,9 +40,9 @@ from eagle_jax.heads.levels import (
     num_rows,
     residual_block,
 )
-from eagle_jax.heads.loss import Batch, Metrics, level_loss
+from eagle_jax.heads.loss import Batch
 from eagle_jax.heads.rows import segment_mask
-from eagle_jax.heads.settings import LevelLoss, LevelSettings
+from eagle_jax.heads.settings import LevelSettings
 from eagle_jax.models.cache import KeyValues
 from eagle_jax.models.layers import (
     AttentionContext,
@@ -148,6 +148,7 @@ class HydraHeads(PositionHeads):
     files = ("hydra_lm_head.safetensors", "hydra_lm_head.pt")
     Config, Settings = HydraConfig, HydraSettings
     published = 4, 4
+    labels = "target"  # Hydra, section 4.
 
     @classmethod
     def read_config(
@@ -251,14 +252,11 @@ class HydraHeads(PositionHeads):
             norm=None if layer is None else jnp.ones(width, kind),
         )
 
-    def loss(
-        self, params: HydraParams, batch: Batch, settings: LevelLoss
-    ) -> tuple[jax.Array, Metrics]:
-        """Computes the loss of a batch (Hydra, section 4).
+    def position_logits(self, params: HydraParams, batch: Batch) -> list[jax.Array]:
+        """Returns the logits `[B, T, V]` of each head, the first one's first.
 
-        Head `i` learns the target's distribution of token `t + 2 + i` from what it
-        reads: feature `t`, or the prefix layer's output there, and the true tokens
-        `t + 1` to `t + 1 + i`.
+        Head `i` reads feature `t`, or the prefix layer's output there, and the true
+        tokens `t + 1` to `t + 1 + i`. See also `PositionHeads.position_logits`.
         """
         rows, dtype = batch.rows, params.heads[0].first.linear.dtype
         table = jax.lax.stop_gradient(batch.tables.embedding)
@@ -276,12 +274,7 @@ class HydraHeads(PositionHeads):
             following = jnp.roll(rows.tokens, -1 - level, axis=1)
             inputs.append(table[following].astype(dtype))
             logits.append(head_logits(head, jnp.concatenate(inputs, axis=-1)))
-        return level_loss(
-            logits,
-            batch,
-            decay=settings.decay,
-            learns_target=settings.labels != "tokens",
-        )
+        return logits
 
     @property
     def num_layers(self) -> int:

@@ -7,12 +7,14 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import struct
 
 from eagle_jax.checkpoints.export_files import WRITTEN_BY, Export
 from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.weights import Weights
 from eagle_jax.heads.feature import FeatureHead, HeadParams
+from eagle_jax.heads.loss import Batch, Metrics, most_likely, pair_weights
 from eagle_jax.heads.settings import LevelLoss, LevelSettings
 from eagle_jax.models.cache import KeyValues
 from eagle_jax.models.layers import AttentionContext
@@ -67,10 +69,12 @@ class PositionHeads(FeatureHead):
 
     Attributes:
         published: The published numbers of heads, and of blocks of each.
+        labels: What they learn as published, see `LevelLoss.labels`.
     """
 
     Loss = LevelLoss
     published: ClassVar[tuple[int, int]]
+    labels: ClassVar[str]
 
     @classmethod
     def matches(cls, fields: Fields) -> bool:
@@ -138,6 +142,49 @@ class PositionHeads(FeatureHead):
             return dataclasses.replace(one, output_head=own)
 
         return dataclasses.replace(params, heads=tuple(map(begin, params.heads)))
+
+    def position_logits(self, params: Any, batch: Batch) -> list[jax.Array]:
+        """Returns the logits `[B, T, V]` of each head, the first one's first.
+
+        Args:
+            params: The weights, in the type to compute in.
+            batch: The texts, and what the target says of them.
+        """
+        raise NotImplementedError
+
+    def loss(
+        self, params: Any, batch: Batch, settings: LevelLoss
+    ) -> tuple[jax.Array, Metrics]:
+        """Returns the weighted cross-entropies of all heads; see also `Head.loss`.
+
+        Head `i` learns token `t + 2 + i`, or the target's distribution of it, where it
+        has read feature `t`; its cross-entropy weighs `decay ** i`.
+        """
+        table = jax.lax.stop_gradient(output_head(batch.tables))
+        losses, agreements = [], []
+        for level, found in enumerate(self.position_logits(params, batch)):
+            weights = pair_weights(batch.rows, "drafted", level)
+            count = jnp.maximum(jnp.sum(weights), 1.0)
+            features = jnp.roll(batch.features, -1 - level, axis=1).astype(table.dtype)
+            theirs = batch.unembed(table, features)
+            if (settings.labels or self.labels) == "target":
+                entropy = optax.softmax_cross_entropy(found, jax.nn.softmax(theirs))
+            else:
+                tokens = jnp.roll(batch.rows.tokens, -2 - level, axis=1)
+                entropy = optax.softmax_cross_entropy_with_integer_labels(found, tokens)
+            losses.append(jnp.sum(weights * entropy) / count)
+            agrees = weights * (most_likely(found) == most_likely(theirs))
+            agreements.append(jnp.sum(agrees) / count)
+        weights = settings.decay ** jnp.arange(len(losses), dtype=jnp.float32)
+        loss = jnp.sum(weights * jnp.stack(losses)) / jnp.sum(weights)
+        return loss, Metrics(
+            loss=loss,
+            feature_loss=jnp.float32(0),
+            token_loss=losses[0],
+            agreement=agreements[0],
+            chain_length=agreements[0],
+            pairs=jnp.sum(pair_weights(batch.rows, "drafted")),
+        )
 
     @property
     def max_levels(self) -> int:

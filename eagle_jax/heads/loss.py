@@ -9,7 +9,7 @@ import optax
 from flax import struct
 
 from eagle_jax.heads.rows import PackedRows, segment_mask
-from eagle_jax.models.transformer import Tables, output_head, unembed
+from eagle_jax.models.transformer import Tables, unembed
 
 Unembed = Callable[[jax.Array, jax.Array], jax.Array]
 """A function from an output head `[E, V]` and states `[..., E]` to float32 logits."""
@@ -142,44 +142,3 @@ def most_likely(logits: jax.Array) -> jax.Array:
     size = logits.shape[-1]
     is_best = logits == jnp.max(logits, axis=-1, keepdims=True)
     return jnp.min(jnp.where(is_best, jnp.arange(size), size), axis=-1)
-
-
-def level_loss(
-    logits: list[jax.Array], batch: Batch, *, decay: float, learns_target: bool
-) -> tuple[jax.Array, Metrics]:
-    """Returns the weighted cross-entropies of heads that draft one level each.
-
-    Head `i` learns token `t + 2 + i` where it has read feature `t`; its cross-entropy
-    weighs `decay ** i`.
-
-    Args:
-        logits: The logits `[B, T, V]` of each head, the first one's first.
-        batch: The texts, and what the target says of them.
-        decay: The weight of each head relative to the one before.
-        learns_target: Whether heads learn the target's distributions, not the tokens.
-    """
-    table = jax.lax.stop_gradient(output_head(batch.tables))
-    losses, agreements = [], []
-    for level, found in enumerate(logits):
-        weights = pair_weights(batch.rows, "drafted", level)
-        count = jnp.maximum(jnp.sum(weights), 1.0)
-        features = jnp.roll(batch.features, -1 - level, axis=1).astype(table.dtype)
-        theirs = batch.unembed(table, features)
-        if learns_target:
-            entropy = optax.softmax_cross_entropy(found, jax.nn.softmax(theirs))
-        else:
-            tokens = jnp.roll(batch.rows.tokens, -2 - level, axis=1)
-            entropy = optax.softmax_cross_entropy_with_integer_labels(found, tokens)
-        losses.append(jnp.sum(weights * entropy) / count)
-        agrees = weights * (most_likely(found) == most_likely(theirs))
-        agreements.append(jnp.sum(agrees) / count)
-    weights = decay ** jnp.arange(len(losses), dtype=jnp.float32)
-    loss = jnp.sum(weights * jnp.stack(losses)) / jnp.sum(weights)
-    return loss, Metrics(
-        loss=loss,
-        feature_loss=jnp.float32(0),
-        token_loss=losses[0],
-        agreement=agreements[0],
-        chain_length=agreements[0],
-        pairs=jnp.sum(pair_weights(batch.rows, "drafted")),
-    )

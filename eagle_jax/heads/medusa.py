@@ -33,8 +33,8 @@ from eagle_jax.heads.levels import (
     num_rows,
     residual_block,
 )
-from eagle_jax.heads.loss import Batch, Metrics, level_loss
-from eagle_jax.heads.settings import LevelLoss, LevelSettings
+from eagle_jax.heads.loss import Batch
+from eagle_jax.heads.settings import LevelSettings
 from eagle_jax.models.linear import init_matrix
 from eagle_jax.models.transformer import TransformerConfig, output_head, unembed
 from eagle_jax.prng import own_keys
@@ -105,6 +105,7 @@ class MedusaHeads(PositionHeads):
     files = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
     Config, Settings = MedusaConfig, MedusaSettings
     published = 5, 1
+    labels = "tokens"  # Medusa, section 3.2.
     join = staticmethod(functools.partial(join, borrows_output_head=True))
 
     @classmethod
@@ -171,22 +172,14 @@ class MedusaHeads(PositionHeads):
         )
         return MedusaParams(heads=heads)
 
-    def loss(
-        self, params: MedusaParams, batch: Batch, settings: LevelLoss
-    ) -> tuple[jax.Array, Metrics]:
-        # Heads learn tokens, as published (Medusa, section 3.2).
+    def position_logits(self, params: MedusaParams, batch: Batch) -> list[jax.Array]:
         hidden = batch.features.astype(params.heads[0].blocks[0].linear.dtype)
         frozen = jax.lax.stop_gradient(output_head(batch.tables))
         logits = []
         for head in params.heads:
             table = frozen if head.output_head is None else head.output_head
             logits.append(batch.unembed(table, _states(head, hidden)))
-        return level_loss(
-            logits,
-            batch,
-            decay=settings.decay,
-            learns_target=settings.labels == "target",
-        )
+        return logits
 
     def step(
         self,
