@@ -1,6 +1,7 @@
 """Heads of Medusa and Hydra, scored by plain PyTorch from published files."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,22 @@ from eagle_jax.checkpoints import load_target, resolve, target_config
 from eagle_jax.config import StaticConfig, TreeConfig
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.heads import HEADS
-from eagle_jax.heads import hydra as hydra_model
 from eagle_jax.methods import METHODS, Context
 from eagle_jax.tree import MEDUSA_TREE, from_paths
-from tests.conftest import NEEDS_TORCH, Main
+from tests.conftest import NEEDS_TORCH
 from tests.heads.samples import load_head
 from tests.helpers import refused
+from tests.tiny import head_of
 
 torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
 
 # These import torch themselves: without it the line above skips the file first.
-from tests.heads import judged_heads, judged_rounds  # noqa: E402
+from tests.heads import judged_rounds  # noqa: E402
 from tests.heads.judged_heads import (  # noqa: E402
     hydra_logits,
+    hydra_prefix,
     hydra_state,
+    medusa_logits,
     medusa_state,
     sizes_of,
     write_hydra,
@@ -40,12 +43,30 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.* holds tensors that are not read"),
 ]
 
-LAYOUTS = {
-    "published": {"heads": 5, "layers": 1},
-    "two blocks": {"heads": 1, "layers": 2},
-    "without output heads": {"heads": 4, "layers": 1, "own_output": False},
+CASES: dict[str, dict[str, Any]] = {
+    "medusa": {"heads": 5, "layers": 1},
+    "medusa, two blocks": {"heads": 1, "layers": 2},
+    "medusa, without output heads": {"heads": 4, "layers": 1, "own_output": False},
+    "mlp": {"heads": 3, "layers": 1},
+    "mlp, more blocks": {"heads": 4, "layers": 4},
+    "prefix-mlp": {"heads": 3, "layers": 1},
+    "prefix-mlp, more blocks": {"heads": 4, "layers": 4},
 }
-ARCHS = ("mlp", "prefix-mlp")
+Scores = Callable[[int, torch.Tensor], torch.Tensor]
+"""Plain PyTorch: the number of a head and what it reads -> logits `[V]`."""
+
+
+def publish(heads: Path, target: Path, case: str) -> tuple[Any, Scores]:
+    """Writes heads of a case; returns their tensors, and how they score."""
+    arch, sizes, options = case.split(",")[0], sizes_of(target), CASES[case]
+    if arch == "medusa":
+        state, lm_head = medusa_state(sizes, **options), output_head(target)
+        write_medusa(heads, state)
+        return state, lambda head, x: medusa_logits(state, head, x, lm_head)
+    state = hydra_state(sizes, arch, **options)
+    # The file says how many heads there are.
+    write_hydra(heads, state, arch, hydra_num_layers=options["layers"])
+    return state, lambda head, x: hydra_logits(state, head, x)
 
 
 def target_folder(name: str, request: pytest.FixtureRequest) -> Path:
@@ -65,110 +86,56 @@ def output_head(target: Path) -> Any:
     return torch.from_numpy(table)
 
 
-@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", ["tiny", "stories260K"])
-def test_medusas_heads_score_as_plain_pytorch_does(
-    request: pytest.FixtureRequest, tmp_path: Path, name: str, layout: str, suffix: str
+def test_heads_score_as_plain_pytorch_does(
+    request: pytest.FixtureRequest, tmp_path: Path, name: str, case: str
 ) -> None:
     folder = target_folder(name, request)
-    state = medusa_state(sizes_of(folder), **LAYOUTS[layout])
-    heads = write_medusa(tmp_path / "heads", state, suffix)
+    _, scores = publish(tmp_path / "heads", folder, case)
     target = load_target(folder)
-    config, weights = load_head(heads, *target)
-    assert config.num_heads == LAYOUTS[layout]["heads"] == len(weights.heads)
-    model = HEADS["medusa"](config=config)
+    config, weights = load_head(tmp_path / "heads", *target)
+    read = {"heads": config.num_heads, "layers": config.num_layers}
+    assert read.items() <= CASES[case].items()
+    model = head_of(config)
     params = model.join(weights, target[1])
     rng = np.random.default_rng(1)
-    hidden = rng.normal(size=(3, config.hidden_size)).astype(np.float32)
     for head in range(config.num_heads):
-        found = model.logits(params, jax.numpy.array(hidden), level=head + 1)
-        for row in range(3):
-            expected = judged_heads.medusa_logits(
-                state, head, torch.from_numpy(hidden[row]), output_head(folder)
-            )
-            np.testing.assert_allclose(found[row], expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("layout", ["published", "without output heads"])
-def test_trees_of_medusas_heads_are_those_of_plain_pytorch(
-    tiny: Path, tmp_path: Path, layout: str
-) -> None:
-    state = medusa_state(sizes_of(tiny), **LAYOUTS[layout])
-    heads = write_medusa(tmp_path / "heads", state)
-
-    def judge(hidden: np.ndarray, path: list[int]) -> np.ndarray:
-        last = torch.from_numpy(hidden[-1])
-        lm_head = output_head(tiny)
-        return judged_heads.medusa_logits(state, len(path) - 1, last, lm_head).numpy()
-
-    pair = judged_rounds.load(tiny, heads, "medusa")
-    judged_rounds.check_trees(pair, [1, 7, 30, 4], judge)
-
-
-@pytest.mark.parametrize("layers", [1, 4])
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("name", ["tiny", "stories260K"])
-def test_hydras_heads_score_as_plain_pytorch_does(
-    request: pytest.FixtureRequest, tmp_path: Path, name: str, arch: str, layers: int
-) -> None:
-    folder = target_folder(name, request)
-    state = hydra_state(sizes_of(folder), arch, heads=3, layers=layers)
-    # The file says how many heads there are.
-    heads = write_hydra(tmp_path / "heads", state, arch, hydra_num_layers=layers)
-    config, params = load_head(heads, *load_target(folder))
-    assert (config.num_heads, config.num_layers) == (3, layers)
-    rng = np.random.default_rng(1)
-    for head in range(3):
-        width = (head + 2) * config.hidden_size
+        width = config.hidden_size * (1 if "medusa" in case else head + 2)
         inputs = rng.normal(size=(3, width)).astype(np.float32)
-        found = hydra_model.head_logits(params.heads[head], jax.numpy.array(inputs))
+        found = model.logits(params, jax.numpy.array(inputs), level=head + 1)
         for row in range(3):
-            expected = hydra_logits(state, head, torch.from_numpy(inputs[row]))
+            expected = scores(head, torch.from_numpy(inputs[row]))
             np.testing.assert_allclose(found[row], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-def test_trees_of_hydras_heads_are_those_of_plain_pytorch(
-    tiny: Path, tmp_path: Path, arch: str
+@pytest.mark.parametrize(
+    "case",
+    [
+        "medusa",
+        "medusa, without output heads",
+        "mlp, more blocks",
+        "prefix-mlp, more blocks",
+    ],
+)
+def test_trees_are_those_of_plain_pytorch(
+    tiny: Path, tmp_path: Path, case: str
 ) -> None:
     """The prefix layer has read the prompt, and what later rounds accepted."""
-    sizes = sizes_of(tiny)
-    state = hydra_state(sizes, arch)
-    heads = write_hydra(tmp_path / "heads", state, arch)
+    state, scores = publish(tmp_path / "heads", tiny, case)
     stored = load_file(tiny / "model.safetensors")
     table = torch.from_numpy(stored["model.embed_tokens.weight"])
 
     def judge(hidden: np.ndarray, path: list[int]) -> np.ndarray:
-        every = torch.from_numpy(hidden)
-        if arch == "prefix-mlp":
-            every = judged_heads.hydra_prefix(state, sizes, every)
-        inputs = torch.cat([every[-1], *(table[token] for token in path)])
-        return hydra_logits(state, len(path) - 1, inputs).numpy()
+        every, words = torch.from_numpy(hidden), [table[token] for token in path]
+        if "prefix" in case:
+            every = hydra_prefix(state, sizes_of(tiny), every)
+        inputs = torch.cat([every[-1], *([] if "medusa" in case else words)])
+        return scores(len(path) - 1, inputs).numpy()
 
-    pair = judged_rounds.load(tiny, heads, "hydra")
+    method = "medusa" if "medusa" in case else "hydra"
+    pair = judged_rounds.load(tiny, tmp_path / "heads", method)
     judged_rounds.check_trees(pair, [1, 7, 30, 4], judge)
-
-
-@pytest.mark.parametrize("kind", ["medusa", "prefix-mlp"])
-def test_a_text_drafted_by_published_heads_is_plain_decodings(
-    shared: Path,
-    tmp_path: Path,
-    main: Main,
-    capsys: pytest.CaptureFixture[str],
-    kind: str,
-) -> None:
-    folder = shared / "models" / "stories260K"
-    sizes, heads = sizes_of(folder), tmp_path / "heads"
-    if kind == "medusa":
-        write_medusa(heads, medusa_state(sizes))
-    else:
-        write_hydra(heads, hydra_state(sizes, kind), kind)
-    method = "medusa" if kind == "medusa" else "hydra"
-    flags = ["--target", str(folder), "--draft", str(heads), "--method", method]
-    flags += ["--prompt", "Once upon a time", "--max-new-tokens", "32", "--compare"]
-    assert main(flags) == 0
-    assert "identical" in capsys.readouterr().out
 
 
 def test_the_rest_of_a_whole_models_state_is_left_out(
