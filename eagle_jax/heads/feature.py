@@ -37,7 +37,7 @@ class HeadParams:
     offsets: jax.Array | None = None
 
 
-def join(head: Any, target: Tables, *, borrows_output_head: bool = False) -> HeadParams:
+def join(head: Any, target: Tables, *, borrows_output_head: bool = True) -> HeadParams:
     """Joins a head with the tables of its target.
 
     Nothing is copied, unless the head has an embedding table of its own and the
@@ -109,7 +109,6 @@ class FeatureHead(Head):
 
     def fuse(self, params: Any, features: jax.Array) -> jax.Array:
         """Returns features `[..., F]` of the target at the head's width, `[..., E]`."""
-        del params
         return features
 
     def layer_inputs(
@@ -132,7 +131,6 @@ class FeatureHead(Head):
             params: The head's weights.
             outputs: `[..., E]`, the outputs of the layers for the parents.
         """
-        del params
         return outputs
 
     def run(

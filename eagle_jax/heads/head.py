@@ -104,7 +104,6 @@ class Head(DraftModel):
 
     def describe(self, target: TransformerConfig) -> str:
         """Returns in words how a head was read."""
-        del target
         return self.title
 
     def tensor_names(self) -> dict[str, dict[str, str]]:
@@ -128,6 +127,10 @@ class Head(DraftModel):
         """
         raise NotImplementedError
 
+    def tokens(self, params: Any, choices: jax.Array) -> jax.Array:
+        """See `DraftModel.tokens`; mostly the vocabulary is the target's."""
+        return choices
+
     def init(self, key: jax.Array, dtype: str = "float32") -> Any:
         """Returns random weights, without tables that the head borrows.
 
@@ -148,7 +151,6 @@ class Head(DraftModel):
             tokens: `[W]` int32, the tokens that the head is to know, see
                 `rows.known_tokens`; `None` for all.
         """
-        del tables, tokens
         return params
 
     def loss(

@@ -86,7 +86,6 @@ class PositionHeads(FeatureHead):
     def default_config(
         cls, target: TransformerConfig, settings: LevelSettings, length: int
     ) -> Any:
-        del length
         num_heads, num_layers = cls.published
         return cls.Config(
             num_heads=settings.draft_heads or num_heads,
@@ -132,7 +131,6 @@ class PositionHeads(FeatureHead):
     def init_from_target(
         self, params: Any, tables: Tables, tokens: jax.Array | None
     ) -> Any:
-        del tokens
         table = output_head(tables)
 
         def begin(one: Any) -> Any:
@@ -207,14 +205,9 @@ class PositionHeads(FeatureHead):
         contexts: Sequence[AttentionContext],
         last: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[KeyValues, ...]]:
-        del params, tokens, positions, contexts
         if last is not None:
             features = jnp.take_along_axis(features, last[:, None, None], axis=1)
         return features, ()
-
-    def tokens(self, params: Any, choices: jax.Array) -> jax.Array:
-        del params
-        return choices
 
 
 def num_rows(files: Weights, name: str) -> int:

@@ -12,7 +12,6 @@ In both layouts of the official code `L` blocks of head `i` are, as `[out, in]`:
 """
 
 import dataclasses
-import functools
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +24,7 @@ from eagle_jax.checkpoints.export_files import Export
 from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.weights import open_weights
 from eagle_jax.errors import InputError
-from eagle_jax.heads.feature import HeadParams, join
+from eagle_jax.heads.feature import HeadParams
 from eagle_jax.heads.levels import (
     PositionHeads,
     ResidualBlockParams,
@@ -106,7 +105,6 @@ class MedusaHeads(PositionHeads):
     Config, Settings = MedusaConfig, MedusaSettings
     published = 5, 1
     labels = "tokens"  # Medusa, section 3.2.
-    join = staticmethod(functools.partial(join, borrows_output_head=True))
 
     @classmethod
     def read_config(
@@ -193,7 +191,6 @@ class MedusaHeads(PositionHeads):
         level: int,
     ) -> tuple[jax.Array, Any]:
         # Every node passes on what the root was given.
-        del params, state, tokens, visible, level
         return above[:, :1], earlier
 
     def logits(

@@ -7,7 +7,6 @@ distribution for token `i + 2` (EAGLE-1, section 3.1).
 """
 
 import dataclasses
-import functools
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +21,7 @@ from eagle_jax.checkpoints.weights import open_weights
 from eagle_jax.drafting.model import target_tokens
 from eagle_jax.errors import InputError
 from eagle_jax.heads.eagle.loss import EagleLoss, eagle_loss
-from eagle_jax.heads.feature import FeatureHead, HeadParams, join
+from eagle_jax.heads.feature import FeatureHead, HeadParams
 from eagle_jax.heads.hf_config import common_fields, read_sizes
 from eagle_jax.heads.loss import Batch, Metrics
 from eagle_jax.heads.settings import LayerSettings
@@ -102,7 +101,6 @@ class EagleHead(FeatureHead):
     title = "an EAGLE-1/2 head"
     Config, Settings, Loss = EagleHeadConfig, EagleSettings, EagleLoss
     config: EagleHeadConfig
-    join = staticmethod(functools.partial(join, borrows_output_head=True))
 
     @classmethod
     def matches(cls, fields: Fields) -> bool:
@@ -113,7 +111,6 @@ class EagleHead(FeatureHead):
     def read_config(
         cls, folder: Path, target: TransformerConfig | None = None
     ) -> EagleHeadConfig:
-        del target
         fields = Fields.read(folder)
         sizes = read_sizes(fields)
         num_layers = fields.values.get("num_hidden_layers", 1)
@@ -190,7 +187,6 @@ class EagleHead(FeatureHead):
     def logits(
         self, params: HeadParams, outputs: jax.Array, *, level: int
     ) -> jax.Array:
-        del level
         return unembed(output_head(params), outputs)
 
     def tokens(self, params: HeadParams, choices: jax.Array) -> jax.Array:
