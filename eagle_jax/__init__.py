@@ -36,8 +36,7 @@ from eagle_jax.drafting import (
 )
 from eagle_jax.errors import InputError
 from eagle_jax.heads.eagle import EagleHead, EagleHeadConfig
-from eagle_jax.heads.eagle3.head import Eagle3Head
-from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
+from eagle_jax.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
 from eagle_jax.interface import Drafter, Draws, Params, Target, TargetOutput, Verified
 from eagle_jax.models.cache import append_rows
 from eagle_jax.models.layers import LayerConfig

@@ -10,8 +10,7 @@ from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.config import TreeConfig
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.heads import HEADS
-from eagle_jax.heads.block.head import DFlashHead, DSparkHead
-from eagle_jax.heads.block.model import BlockHeadConfig, DSparkHeadConfig
+from eagle_jax.heads.block import BlockHead, DFlashHead, DSparkHead
 from eagle_jax.heads.eagle import EagleHead, EagleHeadConfig
 from eagle_jax.heads.hydra import HydraConfig, HydraHeads
 from eagle_jax.heads.medusa import MedusaConfig, MedusaHeads
@@ -132,7 +131,7 @@ def hydra(vocab_size: int, *, has_prefix: bool) -> HydraHeads:
     )
 
 
-def block(vocab_size: int, *, is_next: bool, **changes: Any) -> DFlashHead:
+def block(vocab_size: int, *, is_next: bool, **changes: Any) -> BlockHead:
     """A block head of two layers that drafts four levels for a target of one layer.
 
     Rows predict their own token, or the next one, with a Markov head, too.
@@ -146,10 +145,9 @@ def block(vocab_size: int, *, is_next: bool, **changes: Any) -> DFlashHead:
     }
     if is_next:
         usual |= {"markov_rank": 3, "has_confidence": True}
-    given = sizes(vocab_size=vocab_size, **(usual | changes))
-    if is_next:
-        return DSparkHead(config=DSparkHeadConfig(**given))
-    return DFlashHead(config=BlockHeadConfig(**given))
+    kind = DSparkHead if is_next else DFlashHead
+    config = kind.Config(**sizes(vocab_size=vocab_size, **(usual | changes)))
+    return kind(config=config)
 
 
 def heads_params(heads: Any, target: Any) -> Any:

@@ -24,7 +24,7 @@ from eagle_jax.decoding.requests import make_requests, round_up_slots
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.heads import HEADS, Head
 from eagle_jax.heads.eagle import EagleLoss
-from eagle_jax.heads.eagle3.head import Eagle3Settings
+from eagle_jax.heads.eagle3 import Eagle3Settings
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.interface import Params
 from eagle_jax.models import transformer

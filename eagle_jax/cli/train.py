@@ -32,10 +32,10 @@ from eagle_jax.errors import InputError
 from eagle_jax.evaluation.fit import calibrate_pair, calibration_file
 from eagle_jax.files import write_json
 from eagle_jax.heads import HEADS
-from eagle_jax.heads.block.head import BlockSettings, DFlashHead, DSparkSettings
+from eagle_jax.heads.block import BlockHead, BlockSettings, DSparkSettings
 from eagle_jax.heads.block.loss import BlockLoss
 from eagle_jax.heads.eagle import EagleLoss
-from eagle_jax.heads.eagle3.head import Eagle3Settings
+from eagle_jax.heads.eagle3 import Eagle3Settings
 from eagle_jax.heads.settings import ChainLoss, FeatureSettings, LevelSettings
 from eagle_jax.training.checkpoint import writing_run
 from eagle_jax.training.config import TrainConfig
@@ -129,7 +129,7 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
     job = TrainJob(**{name: getattr(arguments, name) for name in names})
     trained = train_head(job, config, **shown)
     # Trees of a block cost no further pass: what ranks them is all there is.
-    is_block = isinstance(trained.step_config.head, DFlashHead)
+    is_block = isinstance(trained.step_config.head, BlockHead)
     if is_block and jax.process_count() == 1:
         _calibrate(arguments.target, trained)
     if is_first:

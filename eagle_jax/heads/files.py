@@ -26,9 +26,9 @@ from eagle_jax.checkpoints.load import (
 )
 from eagle_jax.checkpoints.weights import Weights, open_weights
 from eagle_jax.errors import InputError
-from eagle_jax.heads.block.head import DFlashHead, DSparkHead
+from eagle_jax.heads.block import DFlashHead, DSparkHead
 from eagle_jax.heads.eagle import EagleHead
-from eagle_jax.heads.eagle3.head import Eagle3Head
+from eagle_jax.heads.eagle3 import Eagle3Head
 from eagle_jax.heads.head import Head, combine, partition
 from eagle_jax.heads.hydra import HydraHeads
 from eagle_jax.heads.medusa import MedusaHeads

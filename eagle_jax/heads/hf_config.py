@@ -15,6 +15,9 @@ from eagle_jax.checkpoints.hf_fields import (
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
 
+SLIDING = "sliding_attention"
+"""The kind of layers that see a window, as `layer_types` names it."""
+
 # Heads that name no positions were trained for so many.
 _HEAD_POSITIONS = 2048
 
@@ -49,6 +52,23 @@ def read_sizes(fields: Fields, *more: str) -> dict[str, Any]:
             "max_position_embeddings", default=_HEAD_POSITIONS, most=MOST_POSITIONS
         ),
     }
+
+
+def read_window(fields: Fields) -> int | None:
+    """Returns the sliding window of all layers; `None` for none.
+
+    Args:
+        fields: The fields of the head, whose `layer_types` must ask for it.
+
+    Raises:
+        InputError: If the layers are of several kinds, or the window is no size.
+    """
+    types = fields.get("layer_types", [])
+    if not isinstance(types, list) or any(one != types[0] for one in types):
+        raise fields.refusal(f"layer_types = {types!r} must name one kind of layer")
+    if SLIDING not in types:
+        return None
+    return fields.size("sliding_window", most=MOST_POSITIONS)
 
 
 def common_fields(config: Any, dtype: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from eagle_jax.benchmarks.compilation import (
     compile_case,
 )
 from eagle_jax.config import TreeConfig
-from eagle_jax.heads.eagle3.head import Eagle3Settings
+from eagle_jax.heads.eagle3 import Eagle3Settings
 from eagle_jax.heads.eagle3.loss import Eagle3Loss
 from eagle_jax.models import cache as kv
 from eagle_jax.parallel import MeshShape, make_mesh

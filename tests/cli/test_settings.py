@@ -7,7 +7,7 @@ import pytest
 from eagle_jax.cli.command import Parser
 from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.engine.config import PairConfig
-from eagle_jax.heads.eagle3.head import Eagle3Settings
+from eagle_jax.heads.eagle3 import Eagle3Settings
 from eagle_jax.heads.settings import ChainLoss, LevelSettings
 from eagle_jax.training.config import TrainConfig
 

@@ -17,9 +17,7 @@ from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.drafting import TreeDrafter
-from eagle_jax.heads.eagle3 import model as eagle3_head
-from eagle_jax.heads.eagle3.head import Eagle3Head
-from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
+from eagle_jax.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
 from eagle_jax.interface import Params
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.testing import assert_same_tokens, assert_valid_tree
@@ -90,7 +88,7 @@ Make = Callable[..., tuple[TreeDrafter, Params]]
 def make(target_params: Any) -> Make:
     def drafter(head: str, shape: str) -> tuple[TreeDrafter, Params]:
         config = SIZES[head]
-        weights = tiny.sharp(eagle3_head.init_params(jax.random.key(1), config))
+        weights = tiny.sharp(Eagle3Head(config=config).init(jax.random.key(1)))
         width = config.layer.hidden_size
         if width != CONFIG.layer.hidden_size:
             table = jax.random.normal(jax.random.key(2), (VOCABULARY, width))

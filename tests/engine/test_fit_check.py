@@ -23,8 +23,7 @@ from eagle_jax.engine.request import Request
 from eagle_jax.engine.text import Text
 from eagle_jax.heads.chains import draft_chains
 from eagle_jax.heads.eagle import EagleHead
-from eagle_jax.heads.eagle3.head import Eagle3Head
-from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
+from eagle_jax.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
 from eagle_jax.heads.loss import target_features
 from eagle_jax.interface import Params
 from eagle_jax.models.layers import rms_norm

@@ -11,7 +11,7 @@ import numpy as np
 from eagle_jax.checkpoints import Export
 from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.heads import export_head, open_head
-from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
+from eagle_jax.heads.eagle3 import Eagle3HeadConfig
 from eagle_jax.models.transformer import TransformerConfig
 from tests import tiny
 

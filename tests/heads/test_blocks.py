@@ -1,5 +1,6 @@
 """Block heads, scored by plain PyTorch from published files."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,9 @@ def test_blocks_and_their_trees_are_those_of_plain_pytorch(
     lm_head = torch.from_numpy(stored.get("lm_head.weight", table.numpy()))
     depth, first = (BLOCK, 0) if is_next else (BLOCK - 1, 1)
     # As wide as a tree of so few nodes can be.
-    tree = TreeConfig(num_nodes=9, depth=depth, width=8)
-    model: Any = pair.drafter
-    drafter = TreeDrafter(model=model.model, tree=tree)
+    tree, whole = TreeConfig(num_nodes=9, depth=depth, width=8), pair.drafter
+    assert isinstance(whole, TreeDrafter)
+    drafter, model = dataclasses.replace(whole, tree=tree), whole.model
     decoder = Decoder(target=pair.target, drafter=drafter, acceptance="greedy")
     requests = make_requests([[1, 400, 30, 4]], max_new_tokens=40, prompt_bucket=16)
     held = speculative.prefill(decoder, pair.params, requests, num_slots=96)
@@ -79,30 +80,25 @@ def test_blocks_and_their_trees_are_those_of_plain_pytorch(
         read = pair.target.forward(pair.params.target, text, positions, None, empty)
         # The root is not read yet: what is known is what stands before it.
         features = torch.from_numpy(np.array(read.features[0, :-1]))
-        tokens = [int(text[0, -1]), *[MASK] * (BLOCK - 1)]
-        _, rows = judged_blocks.block_rows(
-            state, sizes, features, table[tokens], lm_head
-        )
+        root = int(text[0, -1])
+        embedded = table[[root, *[MASK] * (BLOCK - 1)]]
+        _, rows = judged_blocks.block_rows(state, sizes, features, embedded, lm_head)
 
         def log_probs(level: int, before: int, rows: Any = rows) -> Any:
             added = judged_blocks.markov(state, before)
             return (rows[first + level] + added).log_softmax(-1)
 
-        output, _ = drafter.model.read(
-            pair.params.drafter, held.drafter_state, jnp.array([tokens[0]])
-        )
+        drafting = pair.params.drafter, held.drafter_state, jnp.array([root])
+        output, _ = model.read(*drafting)
         for level in range(depth):
             # As if the root stood before every level.
-            found = drafter.model.logits(pair.params.drafter, output, level=level + 1)
-            expected = rows[first + level] + judged_blocks.markov(state, tokens[0])
+            found = model.logits(pair.params.drafter, output, level=level + 1)
+            expected = rows[first + level] + judged_blocks.markov(state, root)
             np.testing.assert_allclose(found[0], expected, atol=1e-5)
         held, done = speculative.decode_round(decoder, pair.params, held)
         drafted = jax.tree.map(lambda x: np.asarray(x[0]), done.tree)
         paths: list[tuple[int, ...]] = [()]
-        for node in range(1, tree.num_nodes):
-            above = paths[drafted.parents[node]]
-            paths.append((*above, int(drafted.tokens[node])))
-        wanted = judged_blocks.best_tree(
-            tokens[0], depth, tree.num_nodes - 1, log_probs
-        )
+        for parent, token in zip(drafted.parents[1:], drafted.tokens[1:], strict=True):
+            paths.append((*paths[parent], int(token)))
+        wanted = judged_blocks.best_tree(root, depth, tree.num_nodes - 1, log_probs)
         assert set(paths[1:]) == wanted

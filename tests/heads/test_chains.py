@@ -10,7 +10,7 @@ import pytest
 from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.heads import Head
 from eagle_jax.heads.chains import draft_chains
-from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
+from eagle_jax.heads.eagle3 import Eagle3HeadConfig
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.training.encode import EncodedExample
 from eagle_jax.training.packing import pack

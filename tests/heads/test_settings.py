@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eagle_jax.heads import HEADS
-from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
+from eagle_jax.heads.eagle3 import Eagle3HeadConfig
 from eagle_jax.heads.rows import PackedRows, known_tokens
 from eagle_jax.training.config import DataConfig, TrainConfig, new_head
 from tests import tiny

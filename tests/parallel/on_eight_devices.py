@@ -25,9 +25,7 @@ from eagle_jax.decoding.logprobs import LogprobsConfig
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.heads.eagle import EagleHead, EagleLoss
-from eagle_jax.heads.eagle3 import model as eagle3_head
-from eagle_jax.heads.eagle3.head import Eagle3Head
-from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
+from eagle_jax.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.interface import Params
 from eagle_jax.models import transformer
@@ -107,7 +105,7 @@ def eagle3() -> Pair:
         **tiny.sizes(**SMALL),
     )
     target = tiny.target_params(config)
-    params = eagle3_head.init_params(jax.random.key(1), head)
+    params = Eagle3Head(config=head).init(jax.random.key(1))
     return Pair(
         Transformer(config=config),
         TreeDrafter(model=Eagle3Head(config=head), tree=TREE),

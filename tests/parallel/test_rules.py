@@ -14,7 +14,7 @@ from eagle_jax.decoding.requests import make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.heads.eagle import EagleHead
-from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
+from eagle_jax.heads.eagle3 import Eagle3HeadConfig
 from eagle_jax.heads.hydra import HydraConfig
 from eagle_jax.models import transformer
 from eagle_jax.models.cache import init_cache

@@ -13,8 +13,8 @@ import pytest
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.heads.eagle import EagleHead, EagleLoss
+from eagle_jax.heads.eagle3 import Eagle3HeadConfig
 from eagle_jax.heads.eagle3.loss import Eagle3Loss
-from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
 from eagle_jax.heads.loss import target_features
 from eagle_jax.heads.medusa import MedusaConfig, MedusaHeads
 from eagle_jax.heads.rows import PackedRows

@@ -12,16 +12,22 @@ architecture does. `target_layer_ids` counts the target's layers from 0 by their
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
-from eagle_jax.checkpoints.hf_fields import MOST_POSITIONS, Fields
+from eagle_jax.checkpoints.export_files import Export
+from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.names import LAYER
+from eagle_jax.checkpoints.weights import open_weights
+from eagle_jax.config import require
 from eagle_jax.errors import InputError
-from eagle_jax.heads.block.model import BlockHeadConfig, DSparkHeadConfig
-from eagle_jax.heads.hf_config import common_fields, read_sizes
+from eagle_jax.heads.head import Head
+from eagle_jax.heads.hf_config import SLIDING, common_fields, read_sizes, read_window
+from eagle_jax.heads.settings import FeatureSettings
+from eagle_jax.models.layers import LayerConfig
+from eagle_jax.models.transformer import TransformerConfig
 
-NAMES = {
+_NAMES = {
     "fc": "fc.weight",
     "feature_norm": "hidden_norm.weight",
     "norm": "norm.weight",
@@ -30,23 +36,11 @@ NAMES = {
     "confidence.linear": "confidence_head.proj.weight",
     "confidence.linear_bias": "confidence_head.proj.bias",
     **{f"layers.{{}}.{ours}": f"layers.{{}}.{hf}" for ours, hf in LAYER.items()},
-}
-"""The tensor names by path in `BlockHeadParams`."""
-
-BORROWED = {
+    # DSpark's files hold copies of the target's tables, which nobody trained.
     "target.embedding": "embed_tokens.weight",
     "target.output_head": "lm_head.weight",
 }
-"""The target's tables, of which DSpark's files hold copies that nobody trained."""
-
-ARCHITECTURES: dict[type, str] = {
-    BlockHeadConfig: "DFlashDraftModel",
-    DSparkHeadConfig: "Qwen3DSparkModel",
-}
-"""The architecture of either kind, by the class of its sizes."""
-
 _NESTED, _LAYERS, _MASK = "dflash_config", "target_layer_ids", "mask_token_id"
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 _FIELDS = [
     "block_size",
     "num_target_layers",
@@ -75,101 +69,232 @@ _OTHERS = {
     "input_embedding_scale": 1.0,
     "final_logit_softcapping": None,
 }
-_MOST_LAYERS, _MOST_ROWS = 64, 256
+_MOST_LAYERS, _MOST_ROWS, _NUM_FEATURES = 64, 256, 5
 
 
-def read_fields(
-    fields: Fields,
-    shapes: Mapping[str, tuple[int, ...]],
-    kind: type[BlockHeadConfig],
-) -> BlockHeadConfig:
-    """Reads the sizes of a head.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockHeadConfig:
+    """The sizes of a block head.
+
+    Attributes:
+        layer: The sizes of each layer; its width is the target's.
+        vocab_size: The number of tokens the target knows, `V`.
+        max_positions: The number of positions that it was trained for.
+        block_size: The rows of a block, the root's included.
+        mask_token: The token whose embedding stands for a token to be predicted.
+        feature_layers: The indices of the target's layers whose inputs are read.
+        num_target_layers: The number of the target's layers.
+        num_layers: The number of its own.
+        predicts_next: Whether rows predict the token after them (DSpark), not their
+            own.
+        sliding_window: The number of positions of the text that a row sees, up to its
+            own; `None` for all.
+        is_causal: Whether a row sees those before it and itself alone of its block.
+        markov_rank: The rank of the Markov head, `r`; 0 for none.
+        has_confidence: Whether there is a confidence head, which reads the token before
+            where there is a Markov head.
+    """
+
+    layer: LayerConfig
+    vocab_size: int
+    max_positions: int
+    block_size: int
+    mask_token: int
+    feature_layers: tuple[int, ...]
+    num_target_layers: int
+    num_layers: int = 1
+    predicts_next: bool = False
+    sliding_window: int | None = None
+    is_causal: bool = False
+    markov_rank: int = 0
+    has_confidence: bool = False
+
+    @property
+    def num_levels(self) -> int:
+        """The number of tokens after the root that a block predicts."""
+        return self.block_size if self.predicts_next else self.block_size - 1
+
+    @property
+    def first_row(self) -> int:
+        """The row that predicts the token after the root."""
+        return 0 if self.predicts_next else 1
+
+    @property
+    def feature_size(self) -> int:
+        """The width of the target's features, `F`."""
+        return self.layer.hidden_size * len(self.feature_layers)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockSettings(FeatureSettings):
+    """The settings of a new block head; for its layers see `FeatureSettings`.
+
+    Attributes:
+        block_size: The rows of a block, the root's included; `None` for 16, and 7 of
+            DSpark's.
+        num_layers: The number of its layers.
+        mask_token: The token whose embedding stands for a token to be predicted; `None`
+            for the last of the vocabulary.
+        qk_norm: Whether its layers normalise queries and keys, as Qwen3's do.
+    """
+
+    block_size: int | None = None
+    num_layers: int = 5
+    mask_token: int | None = None
+    qk_norm: bool = True
+
+
+def feature_layers(num_layers: int) -> tuple[int, ...]:
+    """Returns the indices of the layers whose inputs a head reads, as published.
+
+    They are five, and fewer of a shallow target.
+
+    >>> feature_layers(36)
+    (2, 10, 18, 26, 34)
 
     Args:
-        fields: The fields of its `config.json`.
-        shapes: The shapes of its tensors by name.
-        kind: The class of its sizes.
-
-    Raises:
-        InputError: If a field is missing or asks for something that is not
-            implemented.
+        num_layers: The number of the target's layers.
     """
-    nested = fields.get(_NESTED, {})
-    if not isinstance(nested, dict):
-        raise fields.refusal(f"{_NESTED} = {nested!r} must be an object")
-    outer = {name: x for name, x in fields.values.items() if name != _NESTED}
-    fields = Fields(outer | nested, fields.path)
-    for name, neutral in _OTHERS.items():
-        if fields.get(name, neutral) != neutral:
+    step = max(num_layers - 4, 0) / (_NUM_FEATURES - 1)
+    outputs = {round(1 + number * step) for number in range(_NUM_FEATURES)}
+    return tuple(sorted(min(one + 1, num_layers - 1) for one in outputs))
+
+
+class StoredBlockHead(Head):
+    """What is stored of a block head, and what its sizes are.
+
+    Attributes:
+        architecture: How the published files call this kind.
+        block_size: The published rows of a block.
+    """
+
+    architecture: ClassVar[str]
+    block_size: ClassVar[int]
+    Config: ClassVar[type[BlockHeadConfig]]
+
+    @classmethod
+    def matches(cls, fields: Fields) -> bool:
+        # The architecture says how rows are read.
+        return fields.get("architectures") == [cls.architecture]
+
+    @classmethod
+    def read_config(
+        cls, folder: Path, target: TransformerConfig | None = None
+    ) -> BlockHeadConfig:
+        del target
+        has_norms = "layers.0.self_attn.q_norm.weight" in open_weights(folder).names()
+        fields = Fields.read(folder)
+        nested = fields.get(_NESTED, {})
+        if not isinstance(nested, dict):
+            raise fields.refusal(f"{_NESTED} = {nested!r} must be an object")
+        outer = {name: x for name, x in fields.values.items() if name != _NESTED}
+        fields = Fields(outer | nested, fields.path)
+        for name, neutral in _OTHERS.items():
+            if fields.get(name, neutral) != neutral:
+                raise fields.refusal(
+                    f"{name} = {fields.get(name)!r} is not supported: known are heads "
+                    "of DFlash and DSpark, not those of DFlash-2"
+                )
+        name, is_next = "sample_from_anchor", cls.Config.predicts_next
+        if fields.flag(name, default=is_next) != is_next:
+            raise fields.refusal(f"{name} = {not is_next} contradicts its architecture")
+        markov = fields.get("markov_head_type", "vanilla")
+        rank = fields.size("markov_rank", default=0, least=0)
+        if rank and markov != "vanilla":
             raise fields.refusal(
-                f"{name} = {fields.get(name)!r} is not supported: known are heads of "
-                "DFlash and DSpark, not those of DFlash-2"
+                f"markov_head_type = {markov!r} is not supported, only 'vanilla'"
             )
-    name, is_next = "sample_from_anchor", kind is DSparkHeadConfig
-    if fields.flag(name, default=is_next) != is_next:
-        raise fields.refusal(f"{name} = {not is_next} contradicts its architecture")
-    markov = fields.get("markov_head_type", "vanilla")
-    rank = fields.size("markov_rank", default=0, least=0)
-    if rank and markov != "vanilla":
-        raise fields.refusal(
-            f"markov_head_type = {markov!r} is not supported, only 'vanilla'"
+        sizes = read_sizes(fields, *_FIELDS, *_OTHERS)
+        sizes["layer"] = dataclasses.replace(sizes["layer"], qk_norm=has_norms)
+        window = read_window(fields)
+        return cls.Config(
+            **sizes,
+            block_size=fields.size("block_size", least=2, most=_MOST_ROWS),
+            mask_token=fields.size(_MASK, least=0, most=sizes["vocab_size"] - 1),
+            feature_layers=_read_layers(fields),
+            num_target_layers=fields.size("num_target_layers"),
+            num_layers=fields.size("num_hidden_layers", most=_MOST_LAYERS),
+            sliding_window=window,
+            is_causal=fields.flag(
+                "causal_head",
+                default=fields.flag("is_causal", default=window is not None),
+            ),
+            markov_rank=rank,
+            has_confidence=fields.flag("enable_confidence_head"),
         )
-    has_norms = "layers.0.self_attn.q_norm.weight" in shapes
-    sizes = read_sizes(fields, *_FIELDS, *_OTHERS)
-    sizes["layer"] = dataclasses.replace(sizes["layer"], qk_norm=has_norms)
-    window = _read_window(fields)
-    return kind(
-        **sizes,
-        block_size=fields.size("block_size", least=2, most=_MOST_ROWS),
-        mask_token=fields.size(_MASK, least=0, most=sizes["vocab_size"] - 1),
-        feature_layers=_read_layers(fields),
-        num_target_layers=fields.size("num_target_layers"),
-        num_layers=fields.size("num_hidden_layers", most=_MOST_LAYERS),
-        sliding_window=window,
-        is_causal=fields.flag(
-            "causal_head", default=fields.flag("is_causal", default=window is not None)
-        ),
-        markov_rank=rank,
-        has_confidence=fields.flag("enable_confidence_head"),
-    )
 
+    @classmethod
+    def default_config(
+        cls, target: TransformerConfig, settings: BlockSettings, length: int
+    ) -> BlockHeadConfig:
+        known, mask = target.vocab_size, settings.mask_token
+        holds = mask is None or mask < known
+        require(holds, "mask_token", mask, f"one of the target's {known} tokens")
+        layer, rank = settings.layer(target.layer), getattr(settings, "markov_rank", 0)
+        config = cls.Config(
+            layer=dataclasses.replace(layer, qk_norm=settings.qk_norm),
+            vocab_size=known,
+            max_positions=length,
+            block_size=settings.block_size or cls.block_size,
+            mask_token=known - 1 if mask is None else mask,
+            feature_layers=settings.layers or feature_layers(target.num_layers),
+            num_target_layers=target.num_layers,
+            num_layers=settings.num_layers,
+            markov_rank=rank,
+            has_confidence=rank > 0,
+        )
+        require(config.num_levels >= 1, "block_size", config.block_size, "2 or more")
+        _check_layers(config, target.num_layers)
+        return config
 
-def written_fields(config: BlockHeadConfig, dtype: str) -> dict[str, Any]:
-    """Returns the `config.json` of a head in the published fields.
+    def check_target(self, target: TransformerConfig) -> None:
+        super().check_target(target)
+        _check_layers(self.config, target.num_layers)
 
-    Args:
-        config: The head's sizes.
-        dtype: The dtype of the stored weights.
-    """
-    layer, count = config.layer, config.num_layers
-    own: dict[str, Any] = {
-        _LAYERS: [number - 1 for number in config.feature_layers],
-        _MASK: config.mask_token,
-    }
-    fields = common_fields(config, dtype) | {
-        "architectures": [ARCHITECTURES[type(config)]],
-        "model_type": "qwen3" if layer.qk_norm else "llama",
-        "head_dim": layer.head_dim,
-        "num_hidden_layers": count,
-        "num_target_layers": config.num_target_layers,
-        "block_size": config.block_size,
-        "is_causal": config.is_causal,
-        "layer_types": [_SLIDING if config.sliding_window else _FULL] * count,
-    }
-    if config.sliding_window is not None:
-        fields |= {"sliding_window": config.sliding_window, "use_sliding_window": True}
-    if not config.predicts_next:
-        return fields | {_NESTED: own}
-    return (
-        fields
-        | own
-        | {
+    def with_features(self, target: TransformerConfig) -> TransformerConfig:
+        return dataclasses.replace(target, feature_layers=self.config.feature_layers)
+
+    def describe(self, target: TransformerConfig) -> str:
+        config = self.config
+        layers = ", ".join(map(str, config.feature_layers))
+        says = "the next token" if config.predicts_next else "its own token"
+        return (
+            f"{self.title} that reads the inputs of layers {layers} of the target's "
+            f"{target.num_layers}, has {config.num_layers} layers and blocks of "
+            f"{config.block_size} rows, each of which predicts {says}"
+        )
+
+    def tensor_names(self) -> dict[str, dict[str, str]]:
+        return {"layers": _NAMES}
+
+    def to_hf_config(self, how: Export) -> dict[str, Any]:
+        config, count = self.config, self.config.num_layers
+        layer, window = config.layer, config.sliding_window
+        own: dict[str, Any] = {
+            _LAYERS: [number - 1 for number in config.feature_layers],
+            _MASK: config.mask_token,
+        }
+        fields = common_fields(config, how.dtype) | {
+            "architectures": [self.architecture],
+            "model_type": "qwen3" if layer.qk_norm else "llama",
+            "head_dim": layer.head_dim,
+            "num_hidden_layers": count,
+            "num_target_layers": config.num_target_layers,
+            "block_size": config.block_size,
+            "is_causal": config.is_causal,
+            "layer_types": [SLIDING if window else "full_attention"] * count,
+        }
+        if window is not None:
+            fields |= {"sliding_window": window, "use_sliding_window": True}
+        if not config.predicts_next:
+            return fields | {_NESTED: own}
+        own |= {
             "markov_rank": config.markov_rank,
             "markov_head_type": "vanilla",
             "enable_confidence_head": config.has_confidence,
             "confidence_head_with_markov": True,
         }
-    )
+        return fields | own
 
 
 def _read_layers(fields: Fields) -> tuple[int, ...]:
@@ -185,17 +310,7 @@ def _read_layers(fields: Fields) -> tuple[int, ...]:
     return tuple(one + 1 for one in layers)
 
 
-def _read_window(fields: Fields) -> int | None:
-    """Returns the sliding window of all layers; `None` for none."""
-    types = fields.get("layer_types", [_FULL])
-    if not isinstance(types, list) or any(one != types[0] for one in types):
-        raise fields.refusal(f"layer_types = {types!r} must name one kind of layer")
-    if _SLIDING not in types:
-        return None
-    return fields.size("sliding_window", most=MOST_POSITIONS)
-
-
-def check_layers(config: BlockHeadConfig, num_layers: int) -> None:
+def _check_layers(config: BlockHeadConfig, num_layers: int) -> None:
     """Refuses a head that reads layers which a target of `num_layers` lacks."""
     if config.num_target_layers != num_layers:
         raise InputError(

@@ -6,21 +6,13 @@ the tokens after the anchor is compared with the text, or with the target.
 """
 
 import dataclasses
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from eagle_jax.config import require
-from eagle_jax.heads.block.model import (
-    BlockHeadConfig,
-    BlockHeadParams,
-    markov_logits,
-    own_mask,
-    read_features,
-    text_entries,
-)
 from eagle_jax.heads.loss import (
     Batch,
     Metrics,
@@ -31,11 +23,14 @@ from eagle_jax.heads.loss import (
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.heads.settings import LossSettings
 from eagle_jax.models.attention import attend_beside
-from eagle_jax.models.layers import finish, normalise, project, rms_norm
+from eagle_jax.models.layers import LayerParams, project
 from eagle_jax.models.linear import linear
 from eagle_jax.models.rope import rotary_tables
 from eagle_jax.models.transformer import output_head
 from eagle_jax.prng import make_key, own_keys
+
+if TYPE_CHECKING:
+    from eagle_jax.heads.block import BlockHead, BlockHeadParams
 
 _TEXT_SHARE = 0.1  # Of the loss "variation", as DSpark has it.
 
@@ -73,17 +68,17 @@ class DSparkLoss(BlockLoss):
 
 
 def block_loss(
-    params: BlockHeadParams, batch: Batch, config: BlockHeadConfig, settings: BlockLoss
+    head: "BlockHead", params: "BlockHeadParams", batch: Batch, settings: BlockLoss
 ) -> tuple[jax.Array, Metrics]:
     """Computes the loss of a block head on a batch.
 
     For the arguments see `Head.loss`. Of a block those tokens count that stand before
     the first which is not to be predicted.
     """
-    rows = batch.rows
+    config, rows = head.config, batch.rows
     features, hidden = jnp.split(batch.features, [config.feature_size], axis=-1)
     anchors, exists = choose_anchors(rows, settings.anchors, batch.key)
-    states = _states(params, batch, config, features, anchors)
+    states = _states(head, params, batch, features, anchors)
     table = jax.lax.stop_gradient(output_head(batch.tables))
     counts = exists
 
@@ -97,7 +92,7 @@ def block_loss(
         inputs = [state]
         if params.markov is not None:
             inputs.append(params.markov.before[before])
-            logits = logits + markov_logits(params.markov.after, inputs[-1])
+            logits = logits + params.markov.logits(inputs[-1])
         law = jax.nn.softmax(theirs)
         if params.confidence is not None:
             read = jnp.concatenate(inputs, axis=-1)
@@ -193,24 +188,22 @@ def _is_wanted(rows: PackedRows, anchors: jax.Array, level: int) -> jax.Array:
 
 
 def _states(
-    params: BlockHeadParams,
+    head: "BlockHead",
+    params: "BlockHeadParams",
     batch: Batch,
-    config: BlockHeadConfig,
     features: jax.Array,
     anchors: jax.Array,
 ) -> jax.Array:
     """Returns the states of every anchor's block, `[B, A, R, E]`."""
-    rows, layer, size = batch.rows, config.layer, config.block_size
-    read = read_features(params, config, features)
-    text = text_entries(params, config, read, rows.positions)
+    config, layer, rows = head.config, head.config.layer, batch.rows
+    read = head.read_features(params, features)
+    text = head.text_entries(params, read, rows.positions)
     table = jax.lax.stop_gradient(batch.tables.embedding)
-    tokens = _take(rows.tokens, anchors)[..., None]
-    tokens = jnp.pad(
-        tokens, ((0, 0), (0, 0), (0, size - 1)), constant_values=config.mask_token
-    )
-    shape = tokens.shape
-    positions = _take(rows.positions, anchors)[..., None] + jnp.arange(size)
-    flat = shape[0], shape[1] * size
+    shape = *anchors.shape, config.block_size
+    tokens = jnp.full(shape, config.mask_token, rows.tokens.dtype)
+    tokens = tokens.at[..., 0].set(_take(rows.tokens, anchors))
+    positions = _take(rows.positions, anchors)[..., None] + jnp.arange(shape[2])
+    flat = shape[0], shape[1] * shape[2]
     rotary = rotary_tables(positions.reshape(flat), layer.rope, layer.head_dim)
     # Rows of one block see the same text, but for a window.
     places = jnp.arange(rows.tokens.shape[1])
@@ -220,12 +213,10 @@ def _states(
     if config.sliding_window is not None:
         far = positions[..., None] - rows.positions[:, None, None]
         mask &= far < config.sliding_window
+
+    def mix(number: int, weights: LayerParams, inputs: jax.Array) -> jax.Array:
+        query, own = project(weights, layer, inputs, rotary)
+        return attend_beside(query, text[number], mask, [own], head.own_mask())
+
     x = table[tokens.reshape(flat)].astype(read.dtype)
-    for weights, entries in zip(params.layers, text, strict=True):
-        assert weights.input_norm is not None
-        bare = dataclasses.replace(weights, input_norm=None)
-        inputs = normalise(layer, x, weights.input_norm)
-        query, own = project(bare, layer, inputs, rotary)
-        mixed = attend_beside(query, entries, mask, [own], own_mask(config))
-        x = finish(weights, layer, x, mixed)
-    return rms_norm(x, params.norm, layer.rms_norm_eps).reshape(*shape, -1)
+    return head.run(params, x, mix).reshape(*shape, -1)

@@ -28,12 +28,12 @@ the sizes in `transformer_layer_config`.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
-from eagle_jax.checkpoints.hf_fields import MOST_POSITIONS, Fields, warn_once
+from eagle_jax.checkpoints.hf_fields import Fields, warn_once
 from eagle_jax.checkpoints.names import LAYER
-from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
-from eagle_jax.heads.hf_config import common_fields, read_sizes
+from eagle_jax.heads.hf_config import SLIDING, common_fields, read_sizes, read_window
+from eagle_jax.heads.settings import FeatureSettings
 from eagle_jax.models.layers import LayerConfig
 
 PREFIXES = ("midlayer", "layers.0")
@@ -58,7 +58,7 @@ _FIELDS = (
 # The one `eagle_config` that asks for what we do anyway; others name the layers, too.
 _USUAL_FEATURES: dict[str, Any] = {"use_aux_hidden_state": True}
 _NESTED = "transformer_layer_config"
-_SLIDING, _MOST_FEATURES = "sliding_attention", 16
+_MOST_FEATURES = 16
 # What speculators says of itself, of the target and of serving.
 _NO_SIZES = {
     SPECULATORS,
@@ -68,6 +68,98 @@ _NO_SIZES = {
     "model_type",
     _NESTED,
 }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Eagle3HeadConfig:
+    """The sizes of an EAGLE-3 head; nothing here is derived from the target.
+
+    Attributes:
+        layer: The sizes of its layers; `E` is the head's width, which need not be the
+            target's.
+        vocab_size: The number of tokens the target knows, `V`.
+        draft_vocab_size: The number of these tokens that the head can draft, `W`.
+        max_positions: The number of positions that the head was trained for.
+        feature_size: The width of the features, `F`, the target's width times their
+            number.
+        feature_layers: The indices of the target's layers whose inputs are the
+            features; `None` for the three published ones, see `feature_layers`.
+        has_feature_norms: Whether each feature is normalised before they are fused
+            (EAGLE-3.1).
+        norm_before_fc: Whether they are normalised together before they are fused.
+        norm_before_residual: Whether the layer's residual stream begins with the
+            normalised feature.
+        recycles_normed: Whether a draft is continued from the output as the output head
+            reads it, after `norm` (EAGLE-3.1).
+        has_output_head: Whether it has an output head of its own; one that borrows the
+            target's knows all of the target's tokens.
+        sliding_window: The number of pairs that a pair sees, itself included; `None`
+            for all before it.
+        num_layers: The number of its layers.
+    """
+
+    layer: LayerConfig
+    vocab_size: int
+    draft_vocab_size: int
+    max_positions: int
+    feature_size: int
+    feature_layers: tuple[int, ...] | None = None
+    has_feature_norms: bool = False
+    norm_before_fc: bool = False
+    norm_before_residual: bool = False
+    recycles_normed: bool = False
+    has_output_head: bool = True
+    sliding_window: int | None = None
+    num_layers: int = 1
+
+    @property
+    def num_features(self) -> int:
+        """The number of layers of the target that it reads."""
+        return 3 if self.feature_layers is None else len(self.feature_layers)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Eagle3Settings(FeatureSettings):
+    """The settings of a new EAGLE-3 head; for its layer see `FeatureSettings`.
+
+    Attributes:
+        draft_vocab_size: The number of tokens that an EAGLE-3 head knows, those most
+            frequent in its data; `None` for 32,000, or all where there are fewer.
+        has_feature_norms: Whether an EAGLE-3 head normalises each feature before they
+            are fused, as EAGLE-3.1 does.
+        norm_before_fc: Whether it normalises them together.
+        norm_before_residual: Whether its residual stream begins with the normalised
+            feature.
+        recycles_normed: Whether it continues drafts from its normalised output, as
+            EAGLE-3.1 does.
+        qk_norm: Whether its layer normalises queries and keys, as Qwen3's do.
+        sliding_window: The number of pairs that a pair sees; `None` for all.
+        num_layers: The number of its layers; those after the first are Llama's. Block
+            heads have 5 where it is left out.
+    """
+
+    kind: Literal["eagle3"] = "eagle3"
+    draft_vocab_size: int | None = None
+    has_feature_norms: bool = False
+    norm_before_fc: bool = False
+    norm_before_residual: bool = False
+    recycles_normed: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
+    num_layers: int = 1
+
+
+def feature_layers(num_layers: int) -> tuple[int, int, int]:
+    """Returns the indices of the layers whose inputs the head reads, as published.
+
+    >>> feature_layers(32)
+    (2, 16, 29)
+
+    Args:
+        num_layers: The number of the target's layers, `L`; from 7 on the three indices
+            differ.
+    """
+    return 2, num_layers // 2, num_layers - 3
 
 
 def tensor_names(prefix: str, num_features: int, num_layers: int) -> dict[str, str]:
@@ -154,7 +246,7 @@ def read_fields(
         norm_before_residual=fields.flag("norm_before_residual"),
         recycles_normed=recycles,
         has_output_head=has_table or known < vocab_size,
-        sliding_window=_read_window(fields),
+        sliding_window=read_window(fields),
         num_layers=1 + len(later),
     )
 
@@ -180,16 +272,6 @@ def _layer_of(
     return layer
 
 
-def _read_window(fields: Fields) -> int | None:
-    """Returns the sliding window of the layer, which `layer_types` must ask for."""
-    types = fields.get("layer_types", [])
-    if not isinstance(types, list) or any(kind != types[0] for kind in types):
-        raise fields.refusal(f"layer_types = {types!r} must name one kind of layer")
-    if _SLIDING not in types:
-        return None
-    return fields.size("sliding_window", most=MOST_POSITIONS)
-
-
 def written_fields(config: Eagle3HeadConfig, dtype: str) -> dict[str, Any]:
     """Returns the `config.json` of a head in the published fields.
 
@@ -211,7 +293,7 @@ def written_fields(config: Eagle3HeadConfig, dtype: str) -> dict[str, Any]:
         fields["model_type"] = "qwen3"
     if config.sliding_window is not None:
         window = {"sliding_window": config.sliding_window, "use_sliding_window": True}
-        fields |= window | {"layer_types": [_SLIDING] * config.num_layers}
+        fields |= window | {"layer_types": [SLIDING] * config.num_layers}
     own: dict[str, Any] = {"draft_vocab_size": config.draft_vocab_size}
     layers, width = config.feature_layers, config.feature_size // config.num_features
     if width != layer.hidden_size:

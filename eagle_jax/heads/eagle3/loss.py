@@ -17,8 +17,7 @@ from eagle_jax.heads.loss import (
     token_loss,
 )
 from eagle_jax.heads.settings import ChainLoss
-from eagle_jax.models.layers import rms_norm
-from eagle_jax.models.transformer import output_head, unembed
+from eagle_jax.models.transformer import output_head
 
 USUAL_LEVELS = 7
 """The levels that published heads are trained with."""
@@ -37,10 +36,7 @@ class Eagle3Loss(ChainLoss):
 
 
 def eagle3_loss(
-    head: FeatureHead,
-    params: Any,
-    batch: Batch,
-    settings: Eagle3Loss,
+    head: FeatureHead, params: Any, batch: Batch, settings: Eagle3Loss
 ) -> tuple[jax.Array, Metrics]:
     """Computes the loss of an EAGLE-3 head on a batch.
 
@@ -50,34 +46,27 @@ def eagle3_loss(
     so that its learning rate depends on the padding.) There is no noise; for the
     arguments see `Head.loss`.
     """
-    config, rows = head.config, batch.rows
-    inputs, hidden = jnp.split(batch.features, [config.feature_size], axis=-1)
-    outputs = draft_chains(
-        head,
-        params,
-        jax.lax.stop_gradient(batch.tables.embedding),
-        head.fuse(params, inputs),
-        rows,
-        steps=settings.alignment or USUAL_LEVELS,
-    )
-    frozen = jax.lax.stop_gradient(output_head(batch.tables))
-    table = frozen if params.output_head is None else params.output_head
-    theirs = batch.unembed(frozen, hidden.astype(frozen.dtype))
+    rows, frozen = batch.rows, jax.lax.stop_gradient(batch.tables)
+    inputs, hidden = jnp.split(batch.features, [head.feature_size], axis=-1)
+    steps, fused = settings.alignment or USUAL_LEVELS, head.fuse(params, inputs)
+    outputs = draft_chains(head, params, frozen.embedding, fused, rows, steps=steps)
+    table = output_head(frozen)
+    theirs = batch.unembed(table, hidden.astype(table.dtype))
     is_known = jnp.ones(rows.tokens.shape, bool)
     if params.offsets is not None:
         most = jnp.max(theirs, axis=-1)
-        theirs = theirs[..., params.offsets + jnp.arange(config.draft_vocab_size)]
+        theirs = theirs[..., params.offsets + jnp.arange(params.offsets.size)]
         is_known = jnp.max(theirs, axis=-1) == most
     truth = jax.nn.softmax(theirs)
     likely = most_likely(theirs)
 
+    joined = head.join(params, frozen)
     loss, losses, agreements = jnp.float32(0), [], []
     for step, states in enumerate(outputs):
         wanted, label, known = (
             jnp.roll(x, -step - 1, axis=1) for x in (truth, likely, is_known)
         )
-        normed = rms_norm(states, params.norm, config.layer.rms_norm_eps)
-        logits = unembed(table, normed)
+        logits = head.logits(joined, states, level=step + 1)
         pairs = pair_weights(rows, settings.mask, step)
         weights = pairs * known
         count = jnp.maximum(jnp.sum(weights), 1.0)
