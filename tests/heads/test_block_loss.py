@@ -106,7 +106,7 @@ def expected(head: BlockHead, batch: Batch, learns: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("kind", "learns"), zip(HEADS, ["tokens", "alpha", "variation"], strict=True)
+    ("kind", "learns"), [*zip(HEADS, ["tokens", "alpha", "variation"], strict=True)]
 )
 def test_a_head_learns_what_it_drafts_after_every_token(
     batch: Batch, kind: str, learns: str
