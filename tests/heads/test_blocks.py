@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from eagle_jax.engine.pairs import open_pair
 from safetensors.numpy import load_file
 
 from eagle_jax.config import TreeConfig
@@ -16,6 +15,7 @@ from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.drafting import TreeDrafter
+from eagle_jax.engine.open import open_pair
 from tests.conftest import NEEDS_TORCH
 from tests.helpers import settings_of
 
