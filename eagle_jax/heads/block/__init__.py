@@ -215,7 +215,6 @@ class BlockHead(StoredBlockHead):
         features: jax.Array,
         count: jax.Array,
     ) -> BlockState:
-        del tokens
         features = features.astype(state.features.dtype)
         return dataclasses.replace(state, features=features, count=count)
 
@@ -267,7 +266,6 @@ class BlockHead(StoredBlockHead):
         level: int,
     ) -> tuple[BlockOutput, Any]:
         # Nothing is run, at most a row is looked up.
-        del state, visible, level
         markov = params.head.markov
         before = None if markov is None else markov.before[tokens]
         return BlockOutput(logits=above.logits[:, :1], before=before), earlier
@@ -282,7 +280,6 @@ class BlockHead(StoredBlockHead):
 
     def tokens(self, params: HeadParams, choices: jax.Array) -> jax.Array:
         # The vocabulary is the target's, so `W = V`.
-        del params
         return choices
 
     def read_features(self, params: BlockHeadParams, features: jax.Array) -> jax.Array:

@@ -181,7 +181,6 @@ class StoredBlockHead(Head):
     def read_config(
         cls, folder: Path, target: TransformerConfig | None = None
     ) -> BlockHeadConfig:
-        del target
         has_norms = "layers.0.self_attn.q_norm.weight" in open_weights(folder).names()
         fields = Fields.read(folder)
         nested = fields.get(_NESTED, {})

@@ -111,7 +111,6 @@ class Eagle3Head(FeatureHead):
     def read_config(
         cls, folder: Path, target: TransformerConfig | None = None
     ) -> Eagle3HeadConfig:
-        del target
         files = open_weights(folder)
         shapes = {name: files.shape(name) for name in files.names()}
         return read_fields(Fields.read(folder), shapes)
@@ -289,7 +288,6 @@ class Eagle3Head(FeatureHead):
         self, params: HeadParams, outputs: jax.Array, *, level: int
     ) -> jax.Array:
         # The head's own output head gives `W` of them.
-        del level
         table = params.head.output_head
         table = output_head(params) if table is None else table
         return unembed(table, self._norm(outputs, params.head.norm))
