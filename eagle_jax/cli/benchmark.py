@@ -19,6 +19,7 @@ from eagle_jax.benchmarks.models import MODELS
 from eagle_jax.benchmarks.random_pairs import open_random
 from eagle_jax.benchmarks.rounds import FIGURES, num_nodes, time_rounds
 from eagle_jax.cli.command import Parser, run_command, say
+from eagle_jax.cli.pair_flags import add_flags
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings
 from eagle_jax.config import TreeConfig
@@ -53,8 +54,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(__doc__)
     add = parser.add_argument
     pair = parser.add_mutually_exclusive_group()
-    pair.add_argument("--target", help="a Hugging Face folder or hub name")
-    add("--draft", help="its EAGLE head, or what else the methods draft with")
+    add_flags(pair, "target", help="a Hugging Face folder or hub name")
+    add_flags(parser, "draft")
     random = "random weights of these sizes"
     pair.add_argument("--random", choices=MODELS, default="50m", help=random)
     add("--num-nodes", type=int, default=60, help="nodes of the tree, root included")

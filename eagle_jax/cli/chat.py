@@ -16,17 +16,17 @@ import importlib
 import re
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from eagle_jax.cli.command import Parser, run_command, say
-from eagle_jax.cli.pair_flags import open_named
+from eagle_jax.cli.pair_flags import add_flags, open_named
 from eagle_jax.cli.settings import (
-    METHOD_GROUPS,
+    PAIR_GROUPS,
     add_groups,
     add_settings,
     join_settings,
 )
+from eagle_jax.config import DRAWS
 from eagle_jax.engine import Engine, Generation, PairConfig, Request
 from eagle_jax.engine.programs import PROGRAMS
 from eagle_jax.engine.wording import Message
@@ -34,11 +34,6 @@ from eagle_jax.errors import InputError
 from eagle_jax.reporting import decimals
 
 _HELP = "/reset begins anew, /help shows this, Ctrl-C ends an answer, Ctrl-D the chat"
-_SAMPLING = "temperature top_p top_k min_p seed"
-_GROUPS = {
-    "the method": "method acceptance draft_vocabulary",
-    "memory and arithmetic": "max_length dtype quantization",
-}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -48,20 +43,16 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(__doc__)
-    add = parser.add_argument
-    add("--config", type=Path, help="settings from a TOML file; flags win")
     what = "a Hugging Face folder or hub name of a model with a chat template"
-    add("--target", required=True, metavar="FOLDER", help=what)
-    add("--draft", help="its EAGLE head, Medusa or Hydra heads, or a smaller model")
-    add("--system", help="what the system says before a conversation")
+    add_flags(parser, "config")
+    add_flags(parser, "target", required=True, metavar="FOLDER", help=what)
+    add_flags(parser, "draft", "generation-config")
+    parser.add_argument("--system", help="what the system says before a conversation")
     group = parser.add_argument_group("answers")
     room = "tokens of an answer; default what there is room for"
-    add = group.add_argument
-    add("--max-new-tokens", type=int, help=room)
-    add_settings(group, PairConfig, *_SAMPLING.split())
-    auto = "auto draws as the target's generation_config.json says"
-    add("--generation-config", choices=["auto", "none"], default="auto", help=auto)
-    add_groups(parser, PairConfig, _GROUPS | METHOD_GROUPS)
+    group.add_argument("--max-new-tokens", type=int, help=room)
+    add_settings(group, PairConfig, *DRAWS, "seed")
+    add_groups(parser, PairConfig, PAIR_GROUPS)
     return parser.parse_args(argv)
 
 
@@ -74,11 +65,9 @@ def _chat(arguments: argparse.Namespace) -> int:
             "let eagle-jax generate --stream continue a text"
         )
     longest = config.max_length or pair.max_positions
-    given: dict[str, Any] = {"max_new_tokens": arguments.max_new_tokens or longest}
-    for name in _SAMPLING.split():
-        if getattr(arguments, name) is not None:
-            given[name] = getattr(arguments, name)
-    settings = pair.request(**given)
+    draws: dict[str, Any] = {name: getattr(arguments, name) for name in DRAWS}
+    most = arguments.max_new_tokens or longest
+    settings = pair.request(max_new_tokens=most, **draws)
     say(f"loading {arguments.target}")
     engine = pair.engine(batch_size=1, max_length=longest)
     with contextlib.suppress(ImportError):  # Lines that can be edited; not on Windows.

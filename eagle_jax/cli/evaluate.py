@@ -21,6 +21,7 @@ from rich.table import Table
 from eagle_jax import assets
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import check_folder, read_prompts
+from eagle_jax.cli.pair_flags import add_flags
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_groups, join_settings
 from eagle_jax.config import CONFIGS
@@ -66,8 +67,8 @@ def main(argv: list[str] | None = None) -> int:
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(__doc__)
     add = parser.add_argument
-    add("--config", type=Path, help="settings from a TOML file of configs/; flags win")
-    add("--target", metavar="FOLDER", help=_TARGET)
+    add_flags(parser, "config")
+    add_flags(parser, "target", metavar="FOLDER", help=_TARGET)
     for weights in WEIGHTS:
         flag = f"--{weights.option.replace('_', '-')}"
         add(flag, metavar="FOLDER", help=weights.description)

@@ -19,7 +19,12 @@ from eagle_jax.cli import page, results
 from eagle_jax.cli.command import EXIT_INTERRUPTED, Parser, run_command, say
 from eagle_jax.cli.comparison import compare
 from eagle_jax.cli.files import check_writable
-from eagle_jax.cli.pair_flags import add_pair_flags, open_named
+from eagle_jax.cli.pair_flags import (
+    add_flags,
+    add_pair_flags,
+    choose_embedded,
+    open_named,
+)
 from eagle_jax.cli.processes import (
     add_mesh_flags,
     has_processes,
@@ -29,8 +34,7 @@ from eagle_jax.cli.processes import (
 )
 from eagle_jax.cli.request_flags import add_request_flags, read_requests, take_request
 from eagle_jax.cli.session import Session
-from eagle_jax.cli.settings import METHOD_GROUPS, add_groups, join_settings
-from eagle_jax.config import CONFIGS
+from eagle_jax.cli.settings import PAIR_GROUPS, add_groups, join_settings
 from eagle_jax.engine import Engine, PairConfig, Request
 from eagle_jax.engine.calls import empty_engine_for
 from eagle_jax.errors import InputError
@@ -38,10 +42,6 @@ from eagle_jax.evaluation.records import versions
 from eagle_jax.files import write_json, write_whole
 from eagle_jax.models.quantized import num_bytes
 
-_GROUPS = {
-    "the method": "method acceptance draft_vocabulary",
-    "memory and arithmetic": "batch_size max_length dtype quantization",
-}
 _EMBEDDED_PROMPT, _DEFAULT_PROMPT = "def main():", "Once upon a time"
 _BRANCHING = {"num_nodes": 26, "depth": 6, "width": 4}
 
@@ -55,10 +55,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(__doc__)
-    add = add_pair_flags(parser).add_argument
+    group = add_pair_flags(parser)
     default = "default configs/embedded.toml for the embedded pair"
-    add("--config", type=Path, help=f"settings from a TOML file; flags win; {default}")
-    add(
+    toml = f"settings from a TOML file; flags win; {default}"
+    add_flags(group, "config", help=toml)
+    group.add_argument(
         "--prompt",
         action="append",
         help=f"may be given several times; default {_EMBEDDED_PROMPT!r} for the "
@@ -77,26 +78,26 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--html", type=Path, metavar="FILE", help="write a page of texts and trees")
     add("--svg", type=Path, metavar="FILE", help="draw the round that brought most")
     add_request_flags(parser)
-    add_groups(parser, PairConfig, _GROUPS | METHOD_GROUPS)
+    memory = "memory and arithmetic"
+    groups = PAIR_GROUPS | {memory: f"batch_size {PAIR_GROUPS[memory]}"}
+    add_groups(parser, PairConfig, groups)
     add_mesh_flags(parser)
     arguments = parser.parse_args(argv)
-    is_embedded = arguments.target is None and arguments.draft is None
-    if is_embedded:
-        _complete(arguments)
+    if arguments.target is None and arguments.draft is None:
+        _choose_tree(arguments)
+    is_embedded = choose_embedded(arguments)
     default = _EMBEDDED_PROMPT if is_embedded else _DEFAULT_PROMPT
     arguments.prompt = arguments.prompt or ([] if arguments.prompts else [default])
     return arguments
 
 
-def _complete(arguments: argparse.Namespace) -> None:
-    """Fills in the embedded pair, and a tree that branches if trees are drawn."""
+def _choose_tree(arguments: argparse.Namespace) -> None:
+    """Chooses a tree that branches for the embedded pair, if trees are drawn."""
     chosen = [getattr(arguments, name) for name in ("config", "method", *_BRANCHING)]
     if _draws(arguments) and all(one is None for one in chosen):
         vars(arguments).update(_BRANCHING)
         sizes = ", ".join(f"{name} {value}" for name, value in _BRANCHING.items())
         say(f"drawing trees of {sizes}, as this pair's usual ones do not branch")
-    arguments.target = str(assets.TARGET)
-    arguments.config = arguments.config or CONFIGS / "embedded.toml"
 
 
 def _join_processes(arguments: argparse.Namespace) -> None:

@@ -2,10 +2,12 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from eagle_jax import assets
 from eagle_jax.cli.command import Parser, say
 from eagle_jax.cli.files import read_prompts
+from eagle_jax.config import CONFIGS
 from eagle_jax.engine import Pair, PairConfig, load_pair
 from eagle_jax.engine.calls import check_memory
 from eagle_jax.errors import InputError
@@ -16,15 +18,40 @@ _HALF = "give --target FOLDER with --draft FOLDER, or neither for the embedded p
 _EMBEDDED_PROMPTS = Path(assets.__file__).parent / "prompts.json"
 
 
+_FLAGS: dict[str, dict[str, Any]] = {
+    "config": {"type": Path, "help": "settings from a TOML file; flags win"},
+    "target": {"help": "a Hugging Face folder or hub name; default the embedded pair"},
+    "draft": {"help": "its EAGLE head, Medusa or Hydra heads, or a smaller model"},
+    "prompts": {"type": Path, "help": ".txt (a line each), .json list or .jsonl"},
+    "chat": {"action": "store_true", "help": "wrap prompts in the chat template"},
+    "generation-config": {
+        "choices": ["auto", "none"],
+        "default": "auto",
+        "help": "auto draws as the target's generation_config.json says",
+    },
+}
+
+
+def add_flags(parser: argparse._ActionsContainer, *names: str, **more: Any) -> None:
+    """Adds flags of a pair; `more` is what the command says otherwise of them."""
+    for name in names:
+        parser.add_argument(f"--{name}", **_FLAGS[name] | more)
+
+
 def add_pair_flags(parser: Parser) -> argparse._ArgumentGroup:
     """Adds the flags of a pair and its prompts; returns their group."""
     group = parser.add_argument_group("pair and prompts")
-    add = group.add_argument
-    add("--target", help="a Hugging Face folder or hub name; default the embedded pair")
-    add("--draft", help="its EAGLE head, Medusa or Hydra heads, or a smaller model")
-    add("--prompts", type=Path, help=".txt (a line each), .json list or .jsonl")
-    add("--chat", action="store_true", help="wrap prompts in the chat template")
+    add_flags(group, "target", "draft", "prompts", "chat")
     return group
+
+
+def choose_embedded(arguments: argparse.Namespace) -> bool:
+    """Names the embedded pair where no part of one is named; returns whether it did."""
+    is_embedded = arguments.target is None and arguments.draft is None
+    if is_embedded:
+        arguments.target = str(assets.TARGET)
+        arguments.config = arguments.config or CONFIGS / "embedded.toml"
+    return is_embedded
 
 
 def open_named(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import DATA, check_writable
+from eagle_jax.cli.pair_flags import add_flags
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.engine.config import PairConfig
@@ -31,8 +32,8 @@ def main(argv: list[str] | None = None) -> int:
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(__doc__)
     add = parser.add_argument
-    add("--target", required=True, help="target: a Hugging Face folder or hub name")
-    add("--draft", help="EAGLE head that makes it quicker")
+    add_flags(parser, "target", required=True, help="a Hugging Face folder or hub name")
+    add_flags(parser, "draft", help="EAGLE head that makes it quicker")
     add("--data", type=Path, help=DATA)
     add("--samples", type=int, help="without data: texts from the start token alone")
     add("--output", type=Path, required=True, help="JSON lines; gone on with if there")

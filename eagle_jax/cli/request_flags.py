@@ -10,6 +10,7 @@ from typing import Any
 
 from eagle_jax.cli.command import Parser
 from eagle_jax.cli.files import read_prompts, read_settings
+from eagle_jax.cli.pair_flags import add_flags
 from eagle_jax.cli.settings import add_settings
 from eagle_jax.config import Without
 from eagle_jax.engine import Pair, PairConfig, Request, Text
@@ -27,12 +28,12 @@ def add_request_flags(parser: Parser) -> None:
     """Adds the flags that become fields of `Request`, and those of prompts."""
     group = parser.add_argument_group("what is asked for")
     add_settings(group, PairConfig, *_FLAGS)
-    add = parser.add_argument_group("how prompts are read").add_argument
+    group = parser.add_argument_group("how prompts are read")
+    add = group.add_argument
     add("--system", help="what the system says before a conversation")
     add("--chat-template-kwargs", metavar="JSON", help="variables of the chat template")
     add("--truncate-prompt-tokens", type=int, help="keep so many last tokens")
-    auto = "auto draws as the target's generation_config.json says"
-    add("--generation-config", choices=["auto", "none"], default="auto", help=auto)
+    add_flags(group, "generation-config")
 
 
 def take_request(arguments: argparse.Namespace) -> dict[str, Any]:

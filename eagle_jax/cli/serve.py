@@ -13,20 +13,15 @@ import os
 import sys
 from pathlib import Path
 
-from eagle_jax import assets
 from eagle_jax.cli.command import Parser, run_command, say
-from eagle_jax.cli.pair_flags import open_named
-from eagle_jax.cli.settings import METHOD_GROUPS, add_groups, join_settings
-from eagle_jax.config import CONFIGS, require
+from eagle_jax.cli.pair_flags import add_flags, choose_embedded, open_named
+from eagle_jax.cli.settings import PAIR_GROUPS, add_groups, join_settings
+from eagle_jax.config import DRAWS, require
 from eagle_jax.engine.config import PairConfig
 from eagle_jax.errors import InputError
 from eagle_jax.parallel import parse_mesh
 
-_GROUPS = {
-    "where a request says nothing": "temperature top_p top_k min_p",
-    "the method": "method acceptance draft_vocabulary",
-    "memory and arithmetic": "max_length dtype quantization",
-}
+_GROUPS = {"where a request says nothing": " ".join(DRAWS)}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,9 +32,7 @@ def main(argv: list[str] | None = None) -> int:
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(__doc__)
     add = parser.add_argument
-    add("--config", type=Path, help="settings from a TOML file; flags win")
-    add("--target", help="a Hugging Face folder or hub name; default the embedded pair")
-    add("--draft", help="its EAGLE head, Medusa or Hydra heads, or a smaller model")
+    add_flags(parser, "config", "target", "draft", "generation-config")
     add("--served-model-name", metavar="NAME", help="default the target's folder")
     add("--host", default="127.0.0.1", help="any but this machine needs --api-key")
     add("--port", type=int, default=8000, help="0 for any that is free")
@@ -52,19 +45,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     log = "tell each request in a line: status, tokens read and made, seconds"
     add("--log-requests", action="store_true", help=log)
     add("--mesh", metavar="SIZES", help="use all devices, such as data=2,tensor=4")
-    add(
-        "--generation-config",
-        choices=["auto", "none"],
-        default="auto",
-        help="auto draws as the target's generation_config.json says",
-    )
-    add_groups(parser, PairConfig, _GROUPS | METHOD_GROUPS)
+    add_groups(parser, PairConfig, _GROUPS | PAIR_GROUPS)
     arguments = parser.parse_args(argv)
     if arguments.api_key is None:  # No default: the help would show it.
         arguments.api_key = os.environ.get("EAGLE_JAX_API_KEY")
-    if arguments.target is None and arguments.draft is None:
-        arguments.target = str(assets.TARGET)
-        arguments.config = arguments.config or CONFIGS / "embedded.toml"
+    if choose_embedded(arguments):
         arguments.served_model_name = arguments.served_model_name or "embedded"
     return arguments
 

@@ -35,13 +35,15 @@ _LISTS: dict[Any, dict[str, Any]] = {
 
 _DYNAMIC = METHODS[PairConfig.method].own_settings
 
-METHOD_GROUPS = {
+PAIR_GROUPS = {
+    "the method": "method acceptance draft_vocabulary",
+    "memory and arithmetic": "max_length dtype quantization",
     "the tree; that of the embedded pair is in configs/embedded.toml": " ".join(
         name for name in METHOD_SETTINGS if name in _DYNAMIC
     ),
     "other methods": " ".join(n for n in METHOD_SETTINGS if n not in _DYNAMIC),
 }
-"""The groups of these flags."""
+"""The groups of flags of all commands that decode with a pair."""
 
 
 def add_groups(

@@ -21,6 +21,7 @@ import jax
 from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import DATA
+from eagle_jax.cli.pair_flags import add_flags
 from eagle_jax.cli.processes import add_mesh_flags, join, mesh_shape, print_once
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_groups, with_flags
@@ -80,8 +81,8 @@ def main(argv: list[str] | None = None) -> int:
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(__doc__)
     add = parser.add_argument
-    add("--config", type=Path, help="settings from a TOML file of configs/; flags win")
-    add("--target", required=True, help="target: a Hugging Face folder or hub name")
+    add_flags(parser, "config")
+    add_flags(parser, "target", required=True, help="a Hugging Face folder or hub name")
     add("--data", type=Path, required=True, nargs="+", help=DATA)
     instead = "evaluate on these files instead of a share of the data"
     add("--held-out-data", type=Path, nargs="+", default=[], help=instead)

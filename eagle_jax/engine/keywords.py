@@ -89,22 +89,15 @@ class TextKeywords(CallKeywords, total=False):
     truncate_prompt_tokens: int | None
 
 
-def shown(keywords: Any, *settings: type) -> Callable[[Function], Function]:
-    """Returns a decorator by which `help` and notebooks show keywords with defaults.
-
-    Args:
-        keywords: The `TypedDict` of the function's `**` argument.
-        settings: The dataclasses that have the defaults.
-    """
+def shown(keywords: Any) -> Callable[[Function], Function]:
+    """Returns a decorator by which `help` and notebooks show a function's keywords."""
 
     def decorate(function: Function) -> Function:
         plain = inspect.signature(function)
         *shown, last = plain.parameters.values()
+        one = last.replace(kind=last.KEYWORD_ONLY, default=None)
         for name, hint in typing.get_type_hints(keywords).items():
-            # A class has the default of a field as its attribute, if there is one.
-            found = [getattr(kind, name) for kind in settings if hasattr(kind, name)]
-            one = last.replace(name=name, kind=last.KEYWORD_ONLY, annotation=hint)
-            shown.append(one.replace(default=found[-1] if found else None))
+            shown.append(one.replace(name=name, annotation=hint))
         function.__dict__["__signature__"] = plain.replace(parameters=shown)
         return function
 

@@ -25,7 +25,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.heads import find_head, open_head, open_whole
 from eagle_jax.heads.eagle.vocabulary import read_vocabulary
 from eagle_jax.interface import Drafter, Params
-from eagle_jax.methods import METHODS, SMALL_MODEL, Context, Weights
+from eagle_jax.methods import SMALL_MODEL, Context, Weights
 from eagle_jax.models import transformer
 from eagle_jax.models.devices import check_memory, on_cpu
 from eagle_jax.models.joined import join_products
@@ -59,10 +59,7 @@ class Draft:
     description: str = ""
 
 
-_shown = shown(PairKeywords, PairConfig, *(x.settings for x in METHODS.values()))
-
-
-@_shown
+@shown(PairKeywords)
 def load_pair(
     target: str,
     draft: str | None = None,
@@ -125,7 +122,7 @@ def load_pair(
         ) from error
 
 
-@_shown
+@shown(PairKeywords)
 def load_embedded_pair(**settings: Unpack[PairKeywords]) -> Pair:
     """Loads the small pair that comes with the package, which writes Python.
 

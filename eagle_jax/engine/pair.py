@@ -190,7 +190,7 @@ class Pair:
         """Returns the pair with another drafter, `None` for none."""
         return dataclasses.replace(self, make_drafter=lambda settings, rule: drafter)
 
-    @shown(TextKeywords, Request)
+    @shown(TextKeywords)
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -234,7 +234,7 @@ class Pair:
         collections.deque(engine.run(), maxlen=0)
         return [text.result() for text in texts]
 
-    @shown(TextKeywords, Request)
+    @shown(TextKeywords)
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -256,7 +256,7 @@ class Pair:
         for text in engine_for(pair, texts, batch_size).run():
             yield text.piece()
 
-    @shown(TextKeywords, Request)
+    @shown(TextKeywords)
     async def astream(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -273,7 +273,7 @@ class Pair:
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
             yield piece
 
-    @shown(CallKeywords, Request)
+    @shown(CallKeywords)
     def warm_up(
         self,
         prompt_length: int,
@@ -304,7 +304,7 @@ class Pair:
         warm_up(pair, pair.request(**fields), prompt_length, batch_size)
         return time.perf_counter() - started
 
-    @shown(RequestKeywords, Request)
+    @shown(RequestKeywords)
     def request(self, **settings: Unpack[RequestKeywords]) -> Request:
         """Returns the settings of a request.
 

@@ -22,6 +22,8 @@ _MOST = 2**31 - 1
 class Request:
     """The settings of one request, as vLLM and transformers name them.
 
+    What `regex` and `json_schema` may hold says `grammar.compile_grammar`.
+
     Attributes:
         max_new_tokens: The largest number of tokens to generate.
         min_new_tokens: The number of tokens before which no stop token may come, and up
@@ -56,7 +58,7 @@ class Request:
             "processed_logprobs" of the one that tokens are drawn from.
         skip_special_tokens: If false, texts keep special tokens.
         regex: A regular expression that the text matches as a whole, if it is not cut
-            short, see `grammar.compile_grammar`; `None` for any text.
+            short (needs the extra "grammar"); `None` for any text.
         json_schema: A JSON schema, text or object, instead of a `regex`.
 
     Raises:

@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 
 from eagle_jax.config import require
 from eagle_jax.engine import Pair, Request, Text
+from eagle_jax.engine.request import outside_names
 from eagle_jax.errors import InputError, one_line
-from eagle_jax.parsing import check_type, parse_json
+from eagle_jax.parsing import check_type, hints_of, parse_json
 from eagle_jax.serve.errors import ServeError, no_model
 
 IGNORED = frozenset(
@@ -27,83 +28,71 @@ _MOST_STRINGS, _LONGEST_STRING, _MOST_BIASES = 128, 256, 1024
 
 _OF_COMPLETIONS = 16  # OpenAI's default; a chat goes on as long as it can.
 _MOST_LOGPROBS = 20
-_RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 _OF_CHOICE = ("model", "stream", "stream_options", "logprobs")
 _OF_PROMPT = ("chat_template_kwargs", "truncate_prompt_tokens")
+
+_SETTINGS = outside_names("openai")
+_USUAL = {setting: name for name, setting in reversed(_SETTINGS.items())}
 
 Found: TypeAlias = tuple[str, str, Any]  # A field, the setting that it is, its value.
 
 
+def _check(holds: bool, name: str, wanted: str) -> None:
+    """Refuses what a field holds."""
+    if not holds:
+        raise ServeError(f"{name} {wanted}", setting=name)
+
+
 def _strings(value: Any, name: str) -> list[str]:
     found = [value] if isinstance(value, str) else value
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        told = f"{name} must be a string or a list of strings"
-        raise InputError(told, setting=name)
-    if len(found) > _MOST_STRINGS or max(map(len, found), default=0) > _LONGEST_STRING:
-        raise InputError(
-            f"{name} may hold {_MOST_STRINGS} strings of {_LONGEST_STRING} characters",
-            setting=name,
-        )
+    is_list = isinstance(found, list) and all(isinstance(one, str) for one in found)
+    _check(is_list, name, "must be a string or a list of strings")
+    longest = max(map(len, found), default=0)
+    is_short = len(found) <= _MOST_STRINGS and longest <= _LONGEST_STRING
+    wanted = f"may hold {_MOST_STRINGS} strings of {_LONGEST_STRING} characters"
+    _check(is_short, name, wanted)
     return found
 
 
 def _ids(value: Any, name: str) -> list[int]:
-    if isinstance(value, list) and all(type(one) is int for one in value):
-        return value
-    raise InputError(f"{name} must be a list of whole numbers", setting=name)
+    is_list = isinstance(value, list) and all(type(one) is int for one in value)
+    _check(is_list, name, "must be a list of whole numbers")
+    return value
 
 
 def _stop_ids(value: Any, name: str) -> list[int]:
-    if len(found := _ids(value, name)) > _MOST_STRINGS:
-        raise InputError(f"{name} may hold {_MOST_STRINGS} ids", setting=name)
+    found = _ids(value, name)
+    _check(len(found) <= _MOST_STRINGS, name, f"may hold {_MOST_STRINGS} ids")
     return found
 
 
 def _biases(value: Any, name: str) -> dict[int, float]:
-    if len(_object(value, name)) > _MOST_BIASES:
-        raise InputError(f"{name} may hold {_MOST_BIASES} ids", setting=name)
+    is_short = len(_object(value, name)) <= _MOST_BIASES
+    _check(is_short, name, f"may hold {_MOST_BIASES} ids")
     # Python reads other digits, signs, spaces and underscores as numbers, too.
-    if not all(re.fullmatch("[0-9]{1,10}", id_) for id_ in value):
-        raise InputError(
-            f"{name} must map token ids, in digits, to numbers", setting=name
-        )
+    are_ids = all(re.fullmatch("[0-9]{1,10}", id_) for id_ in value)
+    _check(are_ids, name, "must map token ids, in digits, to numbers")
     found = {int(id_): check_type(float, one, name) for id_, one in value.items()}
-    if len(found) < len(value):
-        raise InputError(f"{name} names a token twice", setting=name)
+    _check(len(found) == len(value), name, "names a token twice")
     return found
 
 
 def _object(value: Any, name: str) -> dict[str, Any]:
-    if isinstance(value, dict):
-        return value
-    raise InputError(f"{name} must be an object", setting=name)
+    _check(isinstance(value, dict), name, "must be an object")
+    return value
 
 
 def _schema(value: Any, name: str) -> str | dict[str, Any]:
     return value if isinstance(value, str) else _object(value, name)
 
 
-_SETTINGS: dict[str, tuple[str, Callable[[Any, str], Any] | type]] = {
-    **dict.fromkeys(["max_tokens", "max_completion_tokens"], ("max_new_tokens", int)),
-    "min_tokens": ("min_new_tokens", int),
-    "guided_regex": ("regex", str),
-    "guided_json": ("json_schema", _schema),
-    "stop": ("stop", _strings),
-    "bad_words": ("bad_words", _strings),
-    "stop_token_ids": ("stop_token_ids", _stop_ids),
-    "logit_bias": ("logit_bias", _biases),
-    **{
-        name: (name, kind)
-        for kind, names in (
-            (int, "n seed top_k no_repeat_ngram_size"),
-            (bool, "ignore_eos include_stop_str_in_output skip_special_tokens"),
-            (float, "temperature top_p min_p presence_penalty frequency_penalty"),
-            (float, "repetition_penalty"),
-        )
-        for name in names.split()
-    },
+_READERS: dict[Any, Callable[[Any, str], Any]] = {
+    str | Sequence[str]: _strings,
+    Sequence[int]: _stop_ids,
+    Mapping[int, float]: _biases,
+    str | Mapping[str, Any] | None: _schema,
 }
-"""Each field of OpenAI's or vLLM's, the setting that it is here, and its type."""
+"""How values are read whose type JSON does not have."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -213,9 +202,8 @@ class Reader:
         try:
             return self.pair.request(**given)
         except InputError as error:
-            told = str(error)
-            for setting, usual in _RENAMED.items():
-                told = told.replace(setting, names.get(setting, usual))
+            usual = _USUAL | names
+            told = re.sub(r"\w+(?= = )", lambda x: usual.get(x[0], x[0]), str(error))
             raise InputError(told, setting=names.get(error.setting or "")) from error
 
     def _encode(self, prompt: Any, fields: Mapping[str, Any], field: str) -> list[int]:
@@ -238,19 +226,17 @@ class Reader:
 
 def _plain(fields: Mapping[str, Any]) -> Iterator[Found]:
     for name in filter(_SETTINGS.__contains__, fields):
-        setting, kind = _SETTINGS[name]
-        read = functools.partial(check_type, kind) if isinstance(kind, type) else kind
-        yield name, setting, read(fields[name], name)
+        hint = hints_of(Request)[_SETTINGS[name]]
+        read = _READERS.get(hint, functools.partial(check_type, hint))
+        yield name, _SETTINGS[name], read(fields[name], name)
 
 
 def _constraints(fields: Mapping[str, Any]) -> Iterator[Found]:
     """Yields the constraints that stand in objects of their own."""
     name = "structured_outputs"
     for kind, value in _object(fields.get(name, {}), name).items():
-        if kind not in ("regex", "json"):
-            raise ServeError(
-                f"{name} may hold regex or json, not {kind!r}", setting=name
-            )
+        is_known = kind in ("regex", "json")
+        _check(is_known, name, f"may hold regex or json, not {kind!r}")
         is_regex = kind == "regex"
         read = check_type(str, value, name) if is_regex else _schema(value, name)
         yield name, "regex" if is_regex else "json_schema", read
@@ -261,12 +247,9 @@ def _constraints(fields: Mapping[str, Any]) -> Iterator[Found]:
         held = _object(form.get("json_schema"), f"{name}.json_schema")
         schema = _object(held.get("schema"), f"{name}.json_schema.schema")
         yield name, "json_schema", schema
-    elif kind != "text":
-        raise ServeError(
-            f"{name} of type {kind!r} is not supported; give text, or json_schema with "
-            "a schema",
-            setting=name,
-        )
+    else:
+        instead = "is not supported; give text, or json_schema with a schema"
+        _check(kind == "text", name, f"of type {kind!r} {instead}")
 
 
 def _logprobs(fields: Mapping[str, Any], is_chat: bool) -> Iterator[Found]:
@@ -275,8 +258,7 @@ def _logprobs(fields: Mapping[str, Any], is_chat: bool) -> Iterator[Found]:
     is_asked = name in fields
     if is_chat:
         is_asked = check_type(bool, fields.get("logprobs", False), "logprobs")
-        if name in fields and not is_asked:
-            raise ServeError(f"{name} needs logprobs: true", setting=name)
+        _check(is_asked or name not in fields, name, "needs logprobs: true")
     if is_asked:
         count = check_type(int, fields.get(name, 0), name)
         require(0 <= count <= _MOST_LOGPROBS, name, count, f"0 to {_MOST_LOGPROBS}")
@@ -288,23 +270,18 @@ def _prompts(fields: Mapping[str, Any]) -> list[Any]:
     is_one = isinstance(given, str) or (
         isinstance(given, list) and bool(given) and type(given[0]) is int
     )
-    prompts = [given] if is_one else given
-    if isinstance(prompts, list) and prompts:
-        ids = [one for one in prompts if not isinstance(one, str)]
-        if all(_ids(one, "prompt") for one in ids):
-            return prompts
-    raise InputError(
-        "prompt must be a text, token ids, or a list of these", setting="prompt"
-    )
+    prompts: Any = [given] if is_one else given
+    is_list = isinstance(prompts, list) and bool(prompts)
+    holds = is_list and all(type(x) is str or _ids(x, "prompt") for x in prompts)
+    _check(holds, "prompt", "must be a text, token ids, or a list of these")
+    return prompts
 
 
 def _messages(fields: Mapping[str, Any]) -> list[Any]:
     """Returns the conversation, as the one prompt that it is."""
-    given = fields.get("messages")
-    if not isinstance(given, list) or not given:
-        raise InputError(
-            "messages must be a list of at least one message", setting="messages"
-        )
+    given: Any = fields.get("messages")
+    is_list = isinstance(given, list) and bool(given)
+    _check(is_list, "messages", "must be a list of at least one message")
     return [[_message(one) for one in given]]
 
 
@@ -319,28 +296,24 @@ def _message(given: Any) -> dict[str, str]:
     parts = message.get("content")
     if isinstance(parts, Sequence) and not isinstance(parts, str):
         message["content"] = "".join(map(_part, parts))
-    if not all(isinstance(message.get(name), str) for name in ("role", "content")):
-        raise InputError(
-            "messages must have a role and a content, which are strings",
-            setting="messages",
-        )
+    has_both = all(isinstance(message.get(name), str) for name in ("role", "content"))
+    _check(has_both, "messages", "must have a role and a content, which are strings")
     return message
 
 
 def _part(given: Any) -> str:
     part = _object(given, "messages")
-    if part.get("type") == "text" and isinstance(part.get("text"), str):
-        return part["text"]
-    raise InputError("messages may hold parts of type text alone", setting="messages")
+    is_text = part.get("type") == "text" and isinstance(part.get("text"), str)
+    _check(is_text, "messages", "may hold parts of type text alone")
+    return part["text"]
 
 
 def _stream(fields: Mapping[str, Any]) -> dict[str, bool]:
     is_streamed = check_type(bool, fields.get("stream", False), "stream")
     options = _object(fields.get("stream_options", {}), "stream_options")
     known = "include_usage", "include_obfuscation"  # The second one pads, for TLS.
-    if not options.keys() <= set(known):
-        told = f"stream_options may hold {' and '.join(known)} alone"
-        raise InputError(told, setting="stream_options")
+    is_known = options.keys() <= set(known)
+    _check(is_known, "stream_options", f"may hold {' and '.join(known)} alone")
     with_usage, _ = (check_type(bool, options.get(x, False), x) for x in known)
     return {"is_streamed": is_streamed, "with_usage": with_usage and is_streamed}
 
