@@ -5,7 +5,7 @@ import dataclasses
 import inspect
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,15 +15,12 @@ from eagle_jax.methods import METHODS
 
 Settings = TypeVar("Settings")
 
-_OWN = {name: method for method in METHODS.values() for name in method.own_settings}
-
-METHOD_SETTINGS = tuple(
-    field.name
-    for name, method in _OWN.items()
+_OWN = {
+    field.name: field
+    for method in METHODS.values()
     for field in dataclasses.fields(method.settings)
-    if field.name == name and type(field.default) is not bool
-)
-"""The names of the settings that are one method's or another's own, as flags."""
+}
+_FLAGS = [name for name, field in _OWN.items() if type(field.default) is not bool]
 
 _LISTS: dict[Any, dict[str, Any]] = {
     str | Sequence[str]: {"nargs": "+", "action": "extend", "metavar": "TEXT"},
@@ -39,9 +36,9 @@ PAIR_GROUPS = {
     "the method": "method acceptance draft_vocabulary",
     "memory and arithmetic": "max_length dtype quantization",
     "the tree; that of the embedded pair is in configs/embedded.toml": " ".join(
-        name for name in METHOD_SETTINGS if name in _DYNAMIC
+        name for name in _FLAGS if name in _DYNAMIC
     ),
-    "other methods": " ".join(n for n in METHOD_SETTINGS if n not in _DYNAMIC),
+    "other methods": " ".join(name for name in _FLAGS if name not in _DYNAMIC),
 }
 """The groups of flags of all commands that decode with a pair."""
 
@@ -122,7 +119,7 @@ def _described(table: type, name: str) -> str | None:
 
 def _readers(name: str) -> str:
     """Returns which methods a setting is of, unless it is of the usual one."""
-    if name not in METHOD_SETTINGS or name in _DYNAMIC:
+    if name not in _FLAGS or name in _DYNAMIC:
         return ""
     readers = [one for one, row in METHODS.items() if name in row.own_settings]
     return f" Of {', '.join(readers)}."
@@ -151,13 +148,12 @@ def join_settings(path: Path | None, arguments: argparse.Namespace) -> PairConfi
     if path is not None:
         config = load_config(path, PairConfig, method=method)
     config = config.with_method(method or config.method)
-    given = {x: value for x, value in vars(arguments).items() if value is not None}
-    for name in given:
+    for name in _given(arguments, [*_OWN, "draft_vocabulary"]):
         # A dynamic tree's settings may come with every pair, whatever drafts.
-        if name == "draft_vocabulary" or (name in _OWN and name not in _DYNAMIC):
+        if name not in _DYNAMIC:
             config.check_reads(name)
     known = vars(config) | vars(config.tree) | vars(config.request)
-    return config.with_(**{name: given[name] for name in known if name in given})
+    return config.with_(**_given(arguments, known))
 
 
 def with_flags(config: Settings, arguments: argparse.Namespace) -> Settings:
@@ -171,14 +167,14 @@ def with_flags(config: Settings, arguments: argparse.Namespace) -> Settings:
     Raises:
         InputError: If a value is refused.
     """
-    given: Any = config
-    sections: dict[str, Any] = {}
-    for section in dataclasses.fields(given):
-        settings = getattr(given, section.name)
-        flags = {
-            field.name: getattr(arguments, field.name)
-            for field in dataclasses.fields(settings)
-            if getattr(arguments, field.name, None) is not None
-        }
-        sections[section.name] = dataclasses.replace(settings, **flags)
+    sections = {
+        name: dataclasses.replace(settings, **_given(arguments, vars(settings)))
+        for name, settings in vars(config).items()
+    }
     return type(config)(**sections)
+
+
+def _given(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Returns the flags of some settings that are given."""
+    found = {name: getattr(arguments, name, None) for name in names}
+    return {name: value for name, value in found.items() if value is not None}

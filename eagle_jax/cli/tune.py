@@ -55,10 +55,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--method", choices=tried, default=PairConfig.method, help=what)
     origin = "of eagle-jax calibrate; default the head's own, none for none"
     add("--calibration", metavar="FILE", help=origin)
-    add_settings(parser, PairConfig, "draft_vocabulary", "batch_size", "dtype")
+    names = ("draft_vocabulary", "batch_size", "dtype", "max_new_tokens", "temperature")
+    usual = {"max_new_tokens": 64, "temperature": 0.0}
+    add_settings(parser, PairConfig, *names, usual=usual)
     add("--num-prompts", type=int, default=16, help="take as many, evenly spread")
-    add("--max-new-tokens", type=int, default=64, help="tokens per prompt")
-    add("--temperature", type=float, default=0.0, help="of the texts; 0 is greedy")
     form = (
         'only these, in the form of the table that it prints, such as "8/7/1 60/6/10"'
     )

@@ -157,17 +157,15 @@ class Request:
             tokenizer: A `transformers` tokenizer, which `bad_words` are written with;
                 `None` leaves them out.
         """
-        same = "repetition_penalty presence_penalty frequency_penalty logit_bias"
-        same += " no_repeat_ngram_size min_new_tokens"
+        names = [field.name for field in dataclasses.fields(ProcessorConfig)]
         # After a space most tokenizers write a word in another way.
         texts = [x for word in self.bad_words for x in (word, " " + word.lstrip())]
         words: list[list[int]] = []
         if tokenizer is not None:
             words = [tokenizer(x, add_special_tokens=False).input_ids for x in texts]
-        return ProcessorConfig(
-            **{name: getattr(self, name) for name in same.split()},
-            bad_words=[*self.bad_words_ids, *filter(None, words)],
-        )
+        given: dict[str, Any] = {name: getattr(self, name) for name in names}
+        given["bad_words"] = [*self.bad_words_ids, *filter(None, words)]
+        return ProcessorConfig(**given)
 
     def stops(self, tokenizer: Any, own: Sequence[int]) -> list[int]:
         """Returns the ids of the tokens that end a text, those of the target's `own`.
