@@ -101,28 +101,20 @@ class Without(str):
     __slots__ = ()
 
 
-def setting(
-    default: Any,
-    within: Range | None = None,
-    *,
-    flag: str | None = None,
-    openai: str | None = None,
-    checkpoint: str | None = None,
-) -> Any:
-    """Returns a field of a request's settings, with all that other parts know of it.
+def setting(default: Any, within: Range | None = None, **names: str) -> Any:
+    """Returns a field of a request's settings, with what other parts know of it.
 
     Args:
         default: What holds where nobody says anything; a class makes it.
         within: The range of the number, or of each; `None` if another class checks it.
-        flag: The flag's name, if it is another one than the setting's.
-        openai: The names of its fields of HTTP requests, OpenAI's or vLLM's, if they
-            are others than the setting's.
-        checkpoint: The key of `generation_config.json` that it follows, if any.
+        **names: Its names elsewhere, if they are others than its own, or a `Without`:
+            `flag`; `openai`, its fields of HTTP requests, OpenAI's or vLLM's; and
+            `checkpoint`, the key of `generation_config.json` that it follows.
     """
-    names = {"within": within, "flag": flag, "openai": openai, "checkpoint": checkpoint}
+    metadata = {"within": within, **names}
     if isinstance(default, type):
-        return dataclasses.field(default_factory=default, metadata=names)
-    return dataclasses.field(default=default, metadata=names)
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def shortest(value: float) -> str:
@@ -281,6 +273,11 @@ def from_table(
             values[name] = from_table(hint, value, f"{where} [{name}]")
         else:
             values[name] = check_type(hint, value, f"{where}: {name}")
+    return made(kind, values, where)
+
+
+def made(kind: type[Settings], values: dict[str, Any], where: str) -> Settings:
+    """Returns settings of a class; their refusal names where they stand."""
     try:
         return kind(**values)
     except InputError as error:

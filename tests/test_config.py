@@ -105,8 +105,8 @@ def test_scalars_of_arrays_and_paths_are_settings() -> None:
         ("[pair]\nseed = 5", "[pair]: unknown key 'seed'; known are method, accep"),
         (
             '[decoding]\nmethod = "chain"\ndtype = "auto"\nmax_new_tokens = 3',
-            "no table [decoding] any more; write method, dtype into [pair], "
-            "max_new_tokens into [request]",
+            "no table [decoding] any more; write method into [pair], dtype into "
+            "[pair], max_new_tokens into [request]",
         ),
         ("[sampling]\ntop_p = 0.5", "[sampling] any more; write top_p into [request]"),
         ("sampling = 3", "write its keys into [pair] and [request]"),

@@ -20,7 +20,7 @@ from eagle_jax.parsing import read_json
 _FLAGS = [
     field.name
     for field in dataclasses.fields(Request)
-    if not isinstance(field.metadata["flag"], Without)
+    if not isinstance(field.metadata.get("flag"), Without)
 ]
 
 

@@ -88,7 +88,7 @@ def add_settings(
         if described:
             described += _readers(name) + _default(field, usual or {})
         options |= {"default": usual[name]} if usual and name in usual else {}
-        flag = (field.metadata.get("flag") or name).replace("_", "-")
+        flag = field.metadata.get("flag", name).replace("_", "-")
         parser.add_argument(f"--{flag}", dest=name, help=described, **options)
 
 

@@ -7,9 +7,9 @@ from eagle_jax.config import (
     Acceptance,
     Dtype,
     Quantization,
-    Settings,
     check_known,
     from_table,
+    made,
     require,
     require_counts,
     require_int32,
@@ -17,7 +17,7 @@ from eagle_jax.config import (
 from eagle_jax.engine.request import Request
 from eagle_jax.errors import InputError, did_you_mean
 from eagle_jax.methods import METHODS, PLAIN, Method, find_method
-from eagle_jax.parsing import check_types
+from eagle_jax.parsing import check_types, hints_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,21 +91,24 @@ class PairConfig:
                 theirs, if it has all that they set; `None` for the default.
         """
         _refuse_old(table, where)
-        check_known(table, _TABLES, where)
+        tables = ("tree", "pair", "request")
+        check_known(table, tables, where)
         for name, values in table.items():
             if not isinstance(values, dict):
                 raise InputError(f"{where}: {name!r} must be a table, not {values!r}")
-        tree, pair = table.get("tree", {}), table.get("pair", {})
-        check_known(pair, _OF_PAIRS, f"{where} [pair]")
+        tree, pair, asked = (table.get(name, {}) for name in tables)
+        others = [name for name in hints_of(cls) if name not in tables]
+        check_known(pair, others, f"{where} [pair]")
+        check_known(asked, hints_of(Request), f"{where} [request]")
         row = METHODS.get(method or "")
         if "method" not in pair and row and {*tree} <= {*row.own_settings}:
             pair = pair | {"method": row.name}
         own = METHODS.get(str(pair.get("method", cls.method)), PLAIN).settings
-        tree = from_table(own, tree, f"{where} [tree]")
-        asked = table.get("request", {})
-        check_known(asked, _OF_REQUESTS, f"{where} [request]")
-        request = _made(Request, asked, f"{where} [request]")
-        return _made(cls, pair | {"tree": tree, "request": request}, f"{where} [pair]")
+        parts = {
+            "tree": from_table(own, tree, f"{where} [tree]"),
+            "request": made(Request, asked, f"{where} [request]"),
+        }
+        return made(cls, pair | parts, f"{where} [pair]")
 
     @property
     def method_row(self) -> Method:
@@ -143,18 +146,17 @@ class PairConfig:
         """
         given = {name: value for name, value in settings.items() if value is not None}
         config = self.with_method(given.pop("method", self.method))
-        own = config.method_row.own_settings
-        known = [*vars(config), *own, *vars(config.request)]
+        common, own, asked = (
+            {name: given.pop(name) for name in names if name in given}
+            for names in (vars(config), vars(config.tree), vars(config.request))
+        )
         for name in given:
-            if name not in known:
-                config.check_reads(name)
-        common = {name: given.pop(name) for name in vars(config) if name in given}
+            config.check_reads(name)
         config = dataclasses.replace(config, **common)
-        mine = {name: given.pop(name) for name in own if name in given}
         return dataclasses.replace(
             config,
-            tree=dataclasses.replace(config.tree, **mine),
-            request=dataclasses.replace(config.request, **given),
+            tree=dataclasses.replace(config.tree, **own),
+            request=dataclasses.replace(config.request, **asked),
         )
 
     def check_reads(self, name: str) -> None:
@@ -175,34 +177,14 @@ class PairConfig:
         )
 
 
-_TABLES = ("tree", "pair", "request")
-_OF_PAIRS = [one.name for one in dataclasses.fields(PairConfig)]
-_OF_PAIRS = [name for name in _OF_PAIRS if name not in _TABLES]
-_OF_REQUESTS = [one.name for one in dataclasses.fields(Request)]
-
-
-def _made(kind: type[Settings], values: dict[str, Any], where: str) -> Settings:
-    try:
-        return kind(**values)
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from error
-
-
 def _refuse_old(table: dict[str, Any], where: str) -> None:
     """Refuses the tables of earlier files, and says where each key went."""
     for old in ("sampling", "decoding"):
         if old in table:
-            keys = table[old] if isinstance(table[old], dict) else {}
-            moved = {
-                "pair": [name for name in keys if name in _OF_PAIRS],
-                "request": [name for name in keys if name in _OF_REQUESTS],
-            }
-            told = ", ".join(
-                f"{', '.join(names)} into [{new}]"
-                for new, names in moved.items()
-                if names
-            )
+            keys = table[old] if isinstance(table[old], dict) else ()
+            homes = {True: "[request]", False: "[pair]"}
+            moved = [f"{key} into {homes[key in hints_of(Request)]}" for key in keys]
+            told = ", ".join(moved) or "its keys into [pair] and [request]"
             raise InputError(
-                f"{where}: there is no table [{old}] any more; write "
-                f"{told or 'its keys into [pair] and [request]'}"
+                f"{where}: there is no table [{old}] any more; write {told}"
             )

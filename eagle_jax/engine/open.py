@@ -25,7 +25,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.heads import find_head, open_head, open_whole
 from eagle_jax.heads.eagle.vocabulary import read_vocabulary
 from eagle_jax.interface import Drafter, Params
-from eagle_jax.methods import SMALL_MODEL, Context, Weights
+from eagle_jax.methods import METHODS, SMALL_MODEL, Context, Weights
 from eagle_jax.models import transformer
 from eagle_jax.models.devices import check_memory, on_cpu
 from eagle_jax.models.joined import join_products

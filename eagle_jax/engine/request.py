@@ -218,8 +218,7 @@ def outside_names(by: Literal["openai", "checkpoint"]) -> dict[str, str]:
     """
     found = {}
     for field in dataclasses.fields(Request):
-        usual = field.name if by == "openai" else ""
-        names = usual if field.metadata[by] is None else field.metadata[by]
+        names = field.metadata.get(by, field.name if by == "openai" else "")
         if not isinstance(names, Without):
             found |= dict.fromkeys(names.split(), field.name)
     return found
@@ -332,7 +331,7 @@ def checkpoint_defaults(folder: Path, vocab_size: int) -> dict[str, Any]:
 def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
     """Returns a value of a field if it fits its type and range."""
     name, hint = field.name, hints_of(Request)[field.name]
-    within: Range | None = field.metadata["within"]
+    within: Range | None = field.metadata.get("within")
     if hint in (int, int | None):
         return _whole(name, value, within)
     if hint == str | Sequence[str]:

@@ -46,7 +46,10 @@ def test_every_setting_of_a_request_has_its_names_or_a_reason_to_have_none() -> 
             "openai": field.name in outside_names("openai").values(),
         }
         for by, is_named in found.items():
-            assert is_named != isinstance(field.metadata[by], Without), (by, field.name)
+            assert is_named != isinstance(field.metadata.get(by), Without), (
+                by,
+                field.name,
+            )
         assert any(f"`{field.name}`" in row for row in rows), field.name
 
 
