@@ -21,7 +21,6 @@ from eagle_jax.tree.expand import (
     first_level,
     top_children,
 )
-from eagle_jax.tree.flatten import flatten
 from eagle_jax.tree.join import join
 from eagle_jax.tree.rerank import drop_unconnected, rerank
 from eagle_jax.tree.structure import (
@@ -30,6 +29,7 @@ from eagle_jax.tree.structure import (
     Candidates,
     DraftTree,
     ancestor_mask,
+    flatten,
     root_only,
 )
 from eagle_jax.tree.topology import (
