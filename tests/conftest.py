@@ -19,7 +19,6 @@ from eagle_jax.engine.programs import PROGRAMS
 from eagle_jax.engine.wording import load_tokenizer
 from eagle_jax.models.devices import leave_out_tpus
 from tests.devices import QUICK
-from tests.eagle3_pair import write_pair
 from tests.stories import Stories, load_stories
 
 leave_out_tpus()  # Before a test, or what one imports, asks JAX for anything.
@@ -42,13 +41,15 @@ _REPOSITORY = Path(__file__).resolve().parents[1]
 
 # Of the 65,530 that Linux gives a process; by then the programs take some 3 GB.
 _MOST_MAPS = 6_000
-_HIDDEN, _INTERMEDIATE, _HEADS, _KV_HEADS, _LAYERS = 32, 48, 4, 2, 1
+HIDDEN, _INTERMEDIATE, _HEADS, _KV_HEADS, _LAYERS = 32, 48, 4, 2, 1
+_DEEP, KNOWN = 7, 150  # Of the target, and tokens of its head.
+_WEIGHTS = "model.safetensors"
 _PAIRS = (
     "thheineranreonatenndtiesorteofedisitalarsttontngsehaasouiolevecomedehiriroicneea"
     "race"
 )
 _MERGES = [_PAIRS[start : start + 2] for start in range(0, len(_PAIRS), 2)]
-_VOCABULARY = 256 + len(_MERGES) + 2
+VOCABULARY = 256 + len(_MERGES) + 2
 _TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}"
     "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
@@ -153,22 +154,22 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_act": "silu",
-        "hidden_size": _HIDDEN,
+        "hidden_size": HIDDEN,
         "intermediate_size": _INTERMEDIATE,
         "num_attention_heads": _HEADS,
         "num_key_value_heads": _KV_HEADS,
-        "vocab_size": _VOCABULARY,
+        "vocab_size": VOCABULARY,
         "max_position_embeddings": 256,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
-        "bos_token_id": _VOCABULARY - 2,
-        "eos_token_id": _VOCABULARY - 1,
+        "bos_token_id": VOCABULARY - 2,
+        "eos_token_id": VOCABULARY - 1,
         "torch_dtype": "float32",
     }
     target = {
-        "model.embed_tokens.weight": _matrix(rng, _VOCABULARY, _HIDDEN),
+        "model.embed_tokens.weight": _matrix(rng, VOCABULARY, HIDDEN),
         "model.norm.weight": _norm(rng),
-        "lm_head.weight": _matrix(rng, _VOCABULARY, _HIDDEN),
+        "lm_head.weight": _matrix(rng, VOCABULARY, HIDDEN),
     }
     for number in range(_LAYERS):
         prefix = f"model.layers.{number}"
@@ -178,8 +179,8 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _write_tokenizer(folder / "target")
     head = {
         "embed_tokens.weight": target["model.embed_tokens.weight"],
-        "fc.weight": _matrix(rng, _HIDDEN, 2 * _HIDDEN),
-        "fc.bias": _matrix(rng, _HIDDEN),
+        "fc.weight": _matrix(rng, HIDDEN, 2 * HIDDEN),
+        "fc.bias": _matrix(rng, HIDDEN),
         **_layer(rng, "layers.0"),
     }
     head_config = config | {"num_hidden_layers": 1, "bias": True}
@@ -191,7 +192,7 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def eagle3_pair(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target of 7 layers and an EAGLE-3 head for it; copy before changing."""
     folder = tmp_path_factory.mktemp("eagle3")
-    write_pair(folder, tiny_pair / "target")
+    _write_eagle3_pair(folder, tiny_pair / "target")
     return folder
 
 
@@ -217,15 +218,15 @@ def load_main(script: str) -> Main:
 
 def _layer(rng: np.random.Generator, prefix: str) -> dict[str, np.ndarray]:
     """Returns one decoder layer without input norm."""
-    kv_width = _HIDDEN // _HEADS * _KV_HEADS
+    kv_width = HIDDEN // _HEADS * _KV_HEADS
     shapes = {
-        "self_attn.q_proj": (_HIDDEN, _HIDDEN),
-        "self_attn.k_proj": (kv_width, _HIDDEN),
-        "self_attn.v_proj": (kv_width, _HIDDEN),
-        "self_attn.o_proj": (_HIDDEN, _HIDDEN),
-        "mlp.gate_proj": (_INTERMEDIATE, _HIDDEN),
-        "mlp.up_proj": (_INTERMEDIATE, _HIDDEN),
-        "mlp.down_proj": (_HIDDEN, _INTERMEDIATE),
+        "self_attn.q_proj": (HIDDEN, HIDDEN),
+        "self_attn.k_proj": (kv_width, HIDDEN),
+        "self_attn.v_proj": (kv_width, HIDDEN),
+        "self_attn.o_proj": (HIDDEN, HIDDEN),
+        "mlp.gate_proj": (_INTERMEDIATE, HIDDEN),
+        "mlp.up_proj": (_INTERMEDIATE, HIDDEN),
+        "mlp.down_proj": (HIDDEN, _INTERMEDIATE),
     }
     tensors = {
         f"{prefix}.{name}.weight": _matrix(rng, *shape)
@@ -234,12 +235,59 @@ def _layer(rng: np.random.Generator, prefix: str) -> dict[str, np.ndarray]:
     return {**tensors, f"{prefix}.post_attention_layernorm.weight": _norm(rng)}
 
 
+def _write_eagle3_pair(folder: Path, shallow: Path) -> None:
+    """Writes `target/`, which is `shallow` with more layers, and `head/`."""
+    rng = np.random.default_rng(3)
+    shutil.copytree(shallow, folder / "target")
+    path = folder / "target" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"num_hidden_layers": _DEEP}))
+    target = safetensors.numpy.load_file(shallow / _WEIGHTS)
+    first = {name: x for name, x in target.items() if ".layers.0." in name}
+    for number in range(config["num_hidden_layers"], _DEEP):
+        for name, x in first.items():
+            own = name.replace(".layers.0.", f".layers.{number}.")
+            target[own] = _matrix(rng, *x.shape) if x.ndim > 1 else x
+    safetensors.numpy.save_file(target, folder / "target" / _WEIGHTS)
+    head = folder / "head"
+    head.mkdir()
+    # Another width of the feed-forward layer and other heads: nothing is the target's.
+    own = config | {"intermediate_size": 40, "num_key_value_heads": 4}
+    own |= {"draft_vocab_size": KNOWN, "num_hidden_layers": _DEEP}
+    del own["rope_theta"]
+    (head / "config.json").write_text(json.dumps(own))
+    safetensors.numpy.save_file(_eagle3_head(rng), head / _WEIGHTS)
+
+
+def _eagle3_head(rng: np.random.Generator) -> dict[str, np.ndarray]:
+    shapes = {
+        "fc": (HIDDEN, 3 * HIDDEN),
+        "midlayer.self_attn.q_proj": (HIDDEN, 2 * HIDDEN),
+        "midlayer.self_attn.k_proj": (HIDDEN, 2 * HIDDEN),
+        "midlayer.self_attn.v_proj": (HIDDEN, 2 * HIDDEN),
+        "midlayer.self_attn.o_proj": (HIDDEN, HIDDEN),
+        "midlayer.mlp.gate_proj": (40, HIDDEN),
+        "midlayer.mlp.up_proj": (40, HIDDEN),
+        "midlayer.mlp.down_proj": (HIDDEN, 40),
+        "lm_head": (KNOWN, HIDDEN),
+    }
+    norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+    tokens = np.sort(rng.choice(VOCABULARY, size=KNOWN, replace=False))
+    return {
+        **{f"{name}.weight": _matrix(rng, *shape) for name, shape in shapes.items()},
+        **{f"midlayer.{name}.weight": _norm(rng) for name in norms},
+        "norm.weight": _norm(rng),
+        "d2t": tokens - np.arange(KNOWN),
+        "t2d": np.isin(np.arange(VOCABULARY), tokens),
+    }
+
+
 def _matrix(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return (rng.normal(size=shape) * 0.2).astype(np.float32)
 
 
 def _norm(rng: np.random.Generator) -> np.ndarray:
-    return (1 + 0.1 * rng.normal(size=_HIDDEN)).astype(np.float32)
+    return (1 + 0.1 * rng.normal(size=HIDDEN)).astype(np.float32)
 
 
 def _write(
@@ -247,7 +295,7 @@ def _write(
 ) -> None:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+    safetensors.numpy.save_file(tensors, folder / _WEIGHTS)
 
 
 def _write_tokenizer(folder: Path) -> None:

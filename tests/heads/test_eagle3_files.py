@@ -21,7 +21,7 @@ from eagle_jax.heads.eagle3.files import read_fields
 from eagle_jax.models.rope import RopeConfig
 from tests import tiny
 from tests.checkpoints.folders import change_config, change_weights
-from tests.eagle3_pair import HIDDEN, KNOWN, VOCABULARY
+from tests.conftest import HIDDEN, KNOWN, VOCABULARY
 from tests.heads.samples import (
     EAGLE3,
     NARROW,
