@@ -47,11 +47,10 @@ _BELOW = {
         "assets checkpoints config decoding drafting errors files engine heads "
         "interface logs methods models parsing reporting training tree"
     ),
-    "tuning": "config decoding drafting engine errors interface methods reporting tree",
     "cli": (
         "assets benchmarks checkpoints config decoding drafting errors evaluation "
         "files engine heads interface methods models parallel parsing reporting serve "
-        "training tree tuning"
+        "training tree"
     ),
 }
 ALLOWED = {part: set(below.split()) for part, below in _BELOW.items()}

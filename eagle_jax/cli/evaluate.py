@@ -29,6 +29,7 @@ from eagle_jax.engine.config import PairConfig
 from eagle_jax.evaluation.evaluate import evaluate
 from eagle_jax.evaluation.plan import EvaluationConfig, make_runs, parse_method
 from eagle_jax.evaluation.questions import (
+    TEMPLATES,
     Question,
     choose,
     join_files,
@@ -37,7 +38,6 @@ from eagle_jax.evaluation.questions import (
 )
 from eagle_jax.evaluation.records import speed
 from eagle_jax.evaluation.runs import EvaluatedRun, find_baseline, identical
-from eagle_jax.evaluation.templates import TEMPLATES
 from eagle_jax.methods import METHODS, WEIGHTS
 from eagle_jax.reporting import decimals
 

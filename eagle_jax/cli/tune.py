@@ -26,9 +26,7 @@ from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.config import require
 from eagle_jax.engine import PairConfig
-from eagle_jax.files import write_whole
-from eagle_jax.methods import METHODS
-from eagle_jax.tuning.trials import (
+from eagle_jax.evaluation.tune import (
     Trial,
     parse_grid,
     run_trials,
@@ -37,6 +35,8 @@ from eagle_jax.tuning.trials import (
     sizes,
     verdict,
 )
+from eagle_jax.files import write_whole
+from eagle_jax.methods import METHODS
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -10,9 +10,8 @@ from eagle_jax.engine.converse import converse
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.nodes import VerifiedTree
 from eagle_jax.evaluation.plan import EvaluationConfig, RunPlan
-from eagle_jax.evaluation.questions import Question
+from eagle_jax.evaluation.questions import Question, encode
 from eagle_jax.evaluation.records import COLUMNS, Record
-from eagle_jax.evaluation.templates import encode
 
 _TURN_SEEDS = 1 << 24
 """The distance between the seeds of two turns: more than any file has questions."""

@@ -16,10 +16,9 @@ from eagle_jax.engine.open import open_pair, with_target
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.answers import QuestionAnswerer
 from eagle_jax.evaluation.plan import EvaluationConfig, RunPlan, run_settings
-from eagle_jax.evaluation.questions import Question
+from eagle_jax.evaluation.questions import Question, encode
 from eagle_jax.evaluation.records import Record, versions
 from eagle_jax.evaluation.runs import EvaluatedRun, read_run
-from eagle_jax.evaluation.templates import encode
 from eagle_jax.logs import JsonLines, check_log, read_log
 from eagle_jax.models.transformer import TransformerParams
 from eagle_jax.reporting import Progress, Report, say_nothing, show_nothing

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from eagle_jax.config import DRAWS, shortest
-from eagle_jax.drafting import TreeDrafter, find_tree_drafter
+from eagle_jax.drafting import find_tree_drafter
 from eagle_jax.engine.config import PairConfig
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation.templates import Template
+from eagle_jax.evaluation.questions import Template
 from eagle_jax.interface import Drafter
 from eagle_jax.methods import METHODS, Method
 from eagle_jax.parsing import parse_json
@@ -157,17 +157,14 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
         "max_new_tokens": config.request.max_new_tokens,
         "ignore_eos": config.request.ignore_eos,
     }
-    return settings if grower is None else settings | _confidence(plan, grower)
-
-
-def _confidence(plan: RunPlan, drafter: TreeDrafter) -> dict[str, Any]:
-    """Returns the settings of confidences that a drafter goes by."""
-    is_sampled = plan.config.rule == "coupled"
-    is_shared = is_sampled and drafter.shares_noise
-    calibration = drafter.calibration
+    if grower is None:
+        return settings
+    is_sampled = config.rule == "coupled"
+    is_shared = is_sampled and grower.shares_noise
+    calibration = grower.calibration
     used = calibration.sampled if is_shared else calibration.greedy
-    name = getattr(plan.config.tree, "calibration", None) or "the draft's own"
-    return {
+    name = getattr(config.tree, "calibration", None) or "the draft's own"
+    return settings | {
         "shared_noise": is_shared if is_sampled else None,
         "calibration": None if used.is_plain else name,
     }

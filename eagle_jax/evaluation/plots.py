@@ -30,9 +30,8 @@ def depths(group: Group) -> Figure | None:
     title = f"Acceptance by depth, {group.title}"
     figure, (axis,) = _panels(1, 3.6, title)
     for name, run, (color, marker) in runs:
-        accepted = [n - 1 for a in run.answers.values() for n in a.accept_lengths]
-        levels = np.arange(1, max(accepted, default=0) + 1)
-        shares = [np.mean(np.array(accepted) >= level) for level in levels]
+        levels = np.arange(1, max(run.accepted, default=0) + 1)
+        shares = [np.mean(np.array(run.accepted) >= level) for level in levels]
         label = f"{name}: tau {decimals(run.tau())}"
         axis.plot(levels, shares, color=color, marker=marker, ms=5, lw=1.6, label=label)
     axis.set(xlabel="drafted tokens", ylabel="share of rounds that accept as many")
@@ -125,7 +124,7 @@ def _drafting(group: Group) -> Iterator[tuple[str, EvaluatedRun, tuple[str, str]
     without colour.
     """
     styles = itertools.cycle(zip(_COLORS, _MARKERS, strict=True))
-    for name, run in zip(group.names, group.runs, strict=True):
+    for name, run in group.named:
         if not run.is_baseline and not run.is_ablated:
             yield name, run, next(styles)
 

@@ -1,4 +1,4 @@
-"""Questions of an evaluation: files of Spec-Bench's format, and plain prompts.
+"""Questions of an evaluation: files of Spec-Bench's format, and their prompts.
 
 A line of such a file, as of MT-bench's too, holds `question_id`, `category` and
 `turns`; other fields are left alone.
@@ -8,11 +8,13 @@ import dataclasses
 import hashlib
 import json
 import re
+import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from eagle_jax.config import require
+from eagle_jax.engine import wording
 from eagle_jax.errors import InputError
 from eagle_jax.parsing import check_type, parse_json, value_at
 
@@ -31,6 +33,30 @@ MT_BENCH = {
     "humanities",
 }
 """The categories of MT-bench, which are one task of Spec-Bench."""
+
+Template = Literal["tokenizer", "vicuna", "none"]
+"""Names of the forms in which turns become a prompt.
+
+`tokenizer` is the chat template that the tokenizer carries; `none` writes turns and
+answers one after the other, for models that are no chat models.
+"""
+
+TEMPLATES: tuple[Template, ...] = typing.get_args(Template)
+
+_VICUNA_SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+_WRITTEN = {
+    # FastChat's text (`vicuna_v1.1`), which has no separator after an empty answer;
+    # Vicuna's own tokenizer carries no template.
+    "vicuna": _VICUNA_SYSTEM + " {% for message in messages %}"
+    "{% if message.role == 'user' %}USER: {{ message.content }} ASSISTANT:"
+    "{% elif message.content %} {{ message.content }}</s>"
+    "{% endif %}{% endfor %}",
+    "none": "{{ messages | map(attribute='content') | join('\n\n') }}",
+}
+"""The forms that no tokenizer carries, as chat templates."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,16 +94,16 @@ def read_questions(path: Path) -> list[Question]:
             which is named.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        content = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the questions {path}: {error}") from error
     found: dict[str, Question] = {}
     # JSON strings may hold line separators at which `splitlines` would cut.
-    for line, content in enumerate(text.split("\n"), 1):
-        if not content.strip():
+    for number, line in enumerate(content.split("\n"), 1):
+        if not line.strip():
             continue
-        where = f"{path}:{line}"
-        question = _question(parse_json(content, where), where, len(found))
+        where = f"{path}:{number}"
+        question = _question(parse_json(line, where), where, len(found))
         if found.setdefault(str(question.question_id), question) is not question:
             raise InputError(
                 f"{where}: question_id {question.question_id!r} stands in an earlier "
@@ -150,6 +176,36 @@ def choose(questions: Sequence[Question], per_category: int | None) -> list[Ques
     return [question for question in questions if question.number in chosen]
 
 
+def encode(
+    tokenizer: Any,
+    template: Template,
+    turns: Sequence[str],
+    answers: Sequence[str],
+) -> list[int]:
+    """Returns the ids of a conversation up to where the model goes on.
+
+    Args:
+        tokenizer: A `transformers` tokenizer; it puts its own special tokens around
+            all but its own template, which writes them itself.
+        template: The form of the prompt.
+        turns: The user's turns, the one to be answered last.
+        answers: The model's answers to the turns before; white space around them is
+            left out, only line breaks for "none".
+    """
+    messages = []
+    for turn, answer in zip(turns, answers, strict=False):
+        said = answer.strip("\n") if template == "none" else answer.strip()
+        messages.append({"role": "user", "content": turn})
+        messages.append({"role": "assistant", "content": said})
+    messages.append({"role": "user", "content": turns[-1]})
+    if template != "tokenizer":
+        written = tokenizer.apply_chat_template(
+            messages, chat_template=_WRITTEN[template], tokenize=False
+        )
+        return wording.encode(tokenizer, written)
+    return wording.encode(tokenizer, messages)
+
+
 def get(record: Any, name: str, kind: Any) -> Any:
     """Returns a field, and refuses one that is missing or of another type."""
     return check_type(kind, value_at(record, name), f"`{name}`")
@@ -160,8 +216,8 @@ def _name(path: Path) -> str:
     return path.absolute().parent.name if path.stem == "question" else path.stem
 
 
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def _hash(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _question(record: Any, where: str, number: int) -> Question:
@@ -177,7 +233,7 @@ def _question(record: Any, where: str, number: int) -> Question:
         raise InputError(f"{where}: {error}") from error
     filled = (str(question.question_id), *question.turns)
     is_text = _HALF.search("".join((*filled, question.category))) is None
-    if not turns or not is_text or not all(text.strip() for text in filled):
+    if not turns or not is_text or not all(one.strip() for one in filled):
         raise InputError(
             f"{where}: an id and at least one turn must be Unicode text, none empty"
         )

@@ -5,6 +5,7 @@ import importlib
 import platform
 import secrets
 import time
+import typing
 from collections.abc import Collection
 from dataclasses import field
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.nodes import VerifiedTree
 from eagle_jax.evaluation.questions import MT_BENCH, QuestionId, get
-from eagle_jax.parsing import check_type
+from eagle_jax.parsing import check_type, hints_of
 
 QuestionKey = tuple[str, str]
 """A category and an id: files of different tasks may count from the same number."""
@@ -20,27 +21,6 @@ QuestionKey = tuple[str, str]
 MOST_LEVELS = 2**16
 """More levels than a tree has, and than an array has room for."""
 
-COLUMNS: dict[str, Any] = {
-    "turns": str,
-    "wall_time": float,
-    "decoding_steps": int,
-    "accept_lengths": int,
-    "prompt_tokens": int,
-    "token_ids": list,
-    "stop_reasons": str,
-}
-"""The lists of a record, and the types of their entries."""
-
-_FIELDS: dict[str, Any] = {
-    "question_id": int | str,
-    "category": str,
-    "model_id": str,
-    "answer_id": str,
-    "tstamp": float,
-    "question": str,
-    "number": int,
-    "asked": int | None,
-}
 _PACKAGES = ("eagle_jax", "jax", "jaxlib", "flax", "numpy", "transformers")
 
 
@@ -48,9 +28,14 @@ _PACKAGES = ("eagle_jax", "jax", "jaxlib", "flax", "numpy", "transformers")
 class Record:
     """The record of one answered question; all lists but one have an entry per turn.
 
+    The fields have the order of a line.
+
     Attributes:
         question_id: The question's id.
         category: The question's category.
+        model_id: The name of the run.
+        answer_id: A text that no other record has.
+        tstamp: The time when it was made, in seconds since 1970.
         question: The fingerprint of the question, see `Question.fingerprint`.
         number: The question's number among all.
         asked: The number of questions that were asked with it; `None` in old records.
@@ -63,15 +48,16 @@ class Record:
         token_ids: The answers' tokens, the prefill's and the stop token included.
         stop_reasons: The names of their `StopReason`, in lower case.
         nodes: The trees of all rounds; `None` if they were not looked at.
-        model_id: The name of the run.
-        answer_id: A text that no other record has.
-        tstamp: The time when it was made, in seconds since 1970.
     """
 
     question_id: QuestionId
     category: str
+    model_id: str
+    answer_id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
+    tstamp: float = field(default_factory=time.time)
     question: str
     number: int
+    asked: int | None = None
     turns: list[str]
     wall_time: list[float]
     decoding_steps: list[int]
@@ -80,23 +66,17 @@ class Record:
     token_ids: list[list[int]]
     stop_reasons: list[str]
     nodes: tuple[VerifiedTree, ...] | None
-    model_id: str
-    asked: int | None = None
-    answer_id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
-    tstamp: float = field(default_factory=time.time)
 
     @classmethod
     def from_json(cls, record: Any) -> "Record":
         """Returns the record that a parsed line holds; fields of others are left."""
-        own = {name: get(record, name, kind) for name, kind in _FIELDS.items()}
+        own: dict[str, Any] = {n: get(record, n, hint) for n, hint in _OWN.items()}
         choices = get(record, "choices", list)
         choice = choices[0] if len(choices) == 1 else None
         columns: dict[str, Any] = {name: _column(choice, name) for name in COLUMNS}
         per_turn = [columns[name] for name in COLUMNS if name != "accept_lengths"]
-        num_steps = sum(columns["decoding_steps"])
-        if len({*map(len, per_turn)}) > 1 or num_steps != len(
-            columns["accept_lengths"]
-        ):
+        num_steps, steps = sum(columns["decoding_steps"]), columns["accept_lengths"]
+        if len({*map(len, per_turn)}) > 1 or num_steps != len(steps):
             raise InputError("the lists of `choices` do not fit each other")
         nodes = record.get("nodes")
         if nodes is not None:
@@ -108,7 +88,7 @@ class Record:
         choice = {"index": 0, "turns": self.turns, "new_tokens": self.new_tokens}
         choice |= {name: getattr(self, name) for name in COLUMNS}
         nodes = self.nodes
-        return {name: getattr(self, name) for name in _FIELDS} | {
+        return {name: getattr(self, name) for name in _OWN} | {
             "choices": [choice],
             "nodes": None if nodes is None else {"trees": [t.to_json() for t in nodes]},
         }
@@ -127,6 +107,14 @@ class Record:
     def new_tokens(self) -> list[int]:
         """The number of emitted tokens of each turn, the prefill's first included."""
         return [*map(len, self.token_ids)]
+
+
+_HINTS = hints_of(Record)
+_LISTS = {n: hint for n, hint in _HINTS.items() if typing.get_origin(hint) is list}
+COLUMNS = {name: typing.get_args(hint)[0] for name, hint in _LISTS.items()}
+"""The lists of a record, and the types of their entries."""
+
+_OWN = {n: hint for n, hint in _HINTS.items() if n not in (*COLUMNS, "nodes")}
 
 
 def speed(records: Collection[Record]) -> float | None:
@@ -151,6 +139,7 @@ def versions() -> dict[str, str]:
 def _column(choice: Any, name: str) -> list[Any]:
     """Returns a list of a record, and refuses entries of another type or size."""
     kind, least, most = COLUMNS[name], 0, 2**53
+    kind = typing.get_origin(kind) or kind
     if name == "accept_lengths":
         least, most = 1, MOST_LEVELS
     values = [check_type(kind, x, f"`{name}`") for x in get(choice, name, list)]

@@ -7,9 +7,9 @@ holds one: a line of its settings, then a line per answered question, see `JsonL
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from eagle_jax.config import ChainConfig, shortest
 from eagle_jax.decoding.rates import tokens_per_round
@@ -19,8 +19,6 @@ from eagle_jax.evaluation.records import MOST_LEVELS, QuestionKey, Record, speed
 from eagle_jax.logs import read_log
 from eagle_jax.methods import METHODS, PLAIN
 from eagle_jax.parsing import check_type, parse_json
-
-T = TypeVar("T")
 
 _SETUP = (
     "target dtype device template max_new_tokens max_length ignore_eos "
@@ -111,11 +109,13 @@ class EvaluatedRun:
 
     def of_task(self, task: str | None) -> dict[QuestionKey, Record]:
         """Returns the questions of one task; all for `None`."""
-        return {
-            key: answer
-            for key, answer in self.answers.items()
-            if task in (None, answer.task)
-        }
+        every = self.answers.items()
+        return {key: one for key, one in every if task in (None, one.task)}
+
+    @property
+    def accepted(self) -> list[int]:
+        """The number of drafts that each step accepted."""
+        return [n - 1 for one in self.answers.values() for n in one.accept_lengths]
 
     def tau(self, task: str | None = None) -> float | None:
         """Returns tokens per step over all steps of a task, or of all for `None`."""
@@ -155,11 +155,11 @@ class Group:
         return re.sub(r"[^\w.]+", "-", self.title)
 
     @property
-    def names(self) -> list[str]:
-        """The runs' labels, with their files where labels repeat."""
+    def named(self) -> list[tuple[str, EvaluatedRun]]:
+        """The runs by their labels, with their files where labels repeat."""
         labels = [run.settings["label"] for run in self.runs]
         return [
-            label if labels.count(label) == 1 else f"{label} ({run.file})"
+            (label if labels.count(label) == 1 else f"{label} ({run.file})", run)
             for label, run in zip(labels, self.runs, strict=True)
         ]
 
@@ -169,13 +169,12 @@ def groups(runs: list[EvaluatedRun]) -> list[Group]:
     found: dict[str, list[EvaluatedRun]] = {}
     for run in sorted(runs, key=lambda run: (run.temperature, run.batch_size)):
         found.setdefault(run.setup, []).append(run)
-    differing, result = varying(runs, SETUP), []
+    differing, result = varying(runs, SETUP), list[Group]()
     for members in found.values():
-        first = members[0]
-        parts = [f"temperature {shortest(first.temperature)}"]
-        parts += [f"batch size {first.batch_size}"]
-        parts += [f"{name} {first.settings.get(name)}" for name in differing]
-        result.append(Group(title=", ".join(parts), runs=in_order(members)))
+        one = members[0]
+        title = f"temperature {shortest(one.temperature)}, batch size {one.batch_size}"
+        own = [f", {name} {one.settings.get(name)}" for name in differing]
+        result.append(Group(title=title + "".join(own), runs=in_order(members)))
     return result
 
 
@@ -199,7 +198,7 @@ def find_baseline(
     most questions in common.
     """
     candidates = [o for o in runs if o.is_baseline and o.setup == run.setup]
-    return max(candidates, key=lambda o: len(shared(run, o, None)), default=None)
+    return max(candidates, key=lambda o: len(shared(run, o)), default=None)
 
 
 def speedups(
@@ -219,7 +218,7 @@ def identical(
     `None` stands where nothing can be compared: without questions of both, for plain
     decoding itself, and for acceptance by rejection, which draws other texts.
     """
-    both = shared(run, baseline, None)
+    both = shared(run, baseline)
     is_other = run.settings.get("acceptance") == "rejection"
     if not both or run.is_baseline or is_other:
         return None
@@ -228,23 +227,20 @@ def identical(
 
 
 def shared(
-    run: EvaluatedRun, baseline: EvaluatedRun | None, task: str | None
+    run: EvaluatedRun, baseline: EvaluatedRun | None, task: str | None = None
 ) -> dict[QuestionKey, tuple[Record, Record]]:
-    """Returns the questions of a task that both runs hold."""
-    if baseline is None:
-        return {}
-    theirs = baseline.answers
+    """Returns the questions of a task, or of all, that both runs hold."""
+    theirs = baseline.answers if baseline else {}
     mine = run.of_task(task).items()
     return {key: (ours, theirs[key]) for key, ours in mine if key in theirs}
 
 
 def varying(runs: Collection[EvaluatedRun], names: Iterable[str]) -> list[str]:
     """Returns the names of settings that are not the same in all runs."""
-    return [
-        name
-        for name in names
-        if len({json.dumps(run.settings.get(name)) for run in runs}) > 1
-    ]
+    values = {
+        name: {json.dumps(run.settings.get(name)) for run in runs} for name in names
+    }
+    return [name for name in values if len(values[name]) > 1]
 
 
 def read_runs(folders: Iterable[Path]) -> list[EvaluatedRun]:
@@ -269,14 +265,24 @@ def read_runs(folders: Iterable[Path]) -> list[EvaluatedRun]:
 
 def read_run(path: Path) -> EvaluatedRun:
     """Reads the file of one run."""
-    head, *lines = list(read_log(path)) or [(f"{path}:1", b"")]
-    settings = _parse(_read_settings, *head)
-    answers = [_parse(Record.from_json, *line) for line in lines]
-    sizes = {len(tree.parents) for answer in answers for tree in answer.nodes or ()}
+    settings: dict[str, Any] = {}
+    answers: dict[QuestionKey, Record] = {}
+    sizes: set[int] = set()
+    for where, line in list(read_log(path)) or [(f"{path}:1", b"")]:
+        value = parse_json(line, where)
+        try:
+            if settings:
+                record = Record.from_json(value)
+                answers[record.key] = record
+                sizes |= {len(tree.parents) for tree in record.nodes or ()}
+            else:
+                settings = _read_settings(value)
+        except InputError as error:
+            wanted = "expected records of eagle-jax evaluate"
+            raise InputError(f"{where}: {error}; {wanted}") from error
     if len(sizes) > 1:
         raise InputError(f"{path} holds trees of different sizes")
-    by_key = {answer.key: answer for answer in answers}
-    return EvaluatedRun(path=path, settings=settings, answers=by_key)
+    return EvaluatedRun(path=path, settings=settings, answers=answers)
 
 
 def _read_settings(head: Any) -> dict[str, Any]:
@@ -291,13 +297,3 @@ def _read_settings(head: Any) -> dict[str, Any]:
         raise InputError(f"`depth` = {depth} must be 0 to {MOST_LEVELS}")
     check_type(dict, run.get("versions", {}), "`versions`")
     return run
-
-
-def _parse(read: Callable[[Any], T], where: str, line: bytes) -> T:
-    """Returns what a line of a file holds."""
-    value = parse_json(line, where)
-    try:
-        return read(value)
-    except InputError as error:
-        wanted = "expected records of eagle-jax evaluate"
-        raise InputError(f"{where}: {error}; {wanted}") from error

@@ -23,9 +23,8 @@ def runs_table(runs: list[EvaluatedRun]) -> str:
     rows = []
     for run in runs:
         answers = [answer.new_tokens for answer in run.answers.values()]
-        counts = (sum(map(len, answers)), sum(map(sum, answers)))
         of = f" of {len(answers) + run.missing}" if run.missing else ""
-        counts = (f"{len(answers)}{of}", *counts)
+        counts = (f"{len(answers)}{of}", sum(map(len, answers)), sum(map(sum, answers)))
         where = (run.file, run.settings["label"], shortest(run.temperature))
         rows.append([*where, str(run.batch_size), *map(str, counts)])
     sizes = ("temperature", "batch size", "questions", "turns", "tokens")
@@ -49,8 +48,7 @@ def speedup_tables(group: Group) -> dict[str, str]:
     Its columns are speedup and tau of each task, their means, and losslessness. Ablated
     runs are left to Table 3.
     """
-    named = zip(group.names, group.runs, strict=True)
-    rows = [(name, run) for name, run in named if not run.is_ablated]
+    rows = [(name, run) for name, run in group.named if not run.is_ablated]
     return {group.title: _by_task(rows, group)} if rows else {}
 
 
@@ -78,13 +76,11 @@ def ablation_tables(group: Group) -> dict[str, str]:
 
 def chain_acceptance_table(group: Group) -> dict[str, str]:
     """Returns acceptance by depth of chains, if any, and how often it was tried."""
-    chains = []
-    for name, run in zip(group.names, group.runs, strict=True):
-        if run.is_chain:
-            accepted = [n - 1 for a in run.answers.values() for n in a.accept_lengths]
-            chains.append(
-                (name, *acceptance_by_depth(accepted, run.settings.get("depth") or 0))
-            )
+    chains = [
+        (name, *acceptance_by_depth(run.accepted, run.settings.get("depth") or 0))
+        for name, run in group.named
+        if run.is_chain
+    ]
     if not chains:
         return {}
     longest = max(len(tried) for _, _, tried in chains)

@@ -10,7 +10,7 @@ import pytest
 
 from eagle_jax.cli.evaluate import main
 from eagle_jax.engine.wording import load_tokenizer
-from eagle_jax.evaluation.templates import encode
+from eagle_jax.evaluation.questions import encode
 from eagle_jax.methods import WEIGHTS
 
 Records = dict[str, list[dict[str, Any]]]

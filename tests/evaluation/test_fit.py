@@ -164,11 +164,7 @@ def test_a_fit_does_not_depend_on_how_prompts_are_batched(
     tree = TreeConfig(num_nodes=6, depth=2, width=3)
     target, drafter, params = tiny.pair(tiny.TARGET, tiny.HEAD, tree)
     pair = LoadedPair(
-        target=target,
-        drafter=drafter,
-        params=params,
-        tokenizer=None,
-        stop_tokens=(),
+        target=target, drafter=drafter, params=params, tokenizer=None, stop_tokens=()
     )
     prompts = [[1, 2, 3], [4], [5, 6]]
 

@@ -54,23 +54,24 @@ def test_confidence_is_drawn_beside_the_diagonal(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.asarray(y)[held], [1.0, 0.0])
 
 
-@pytest.mark.parametrize("method", ["lookup", "eagle2+lookup"])
-def test_copied_drafts_have_no_confidence(tmp_path: Path, method: str) -> None:
-    group = _group(tmp_path, method=method, label=method)
-    assert plots.confidence(group) is None
-
-
-@pytest.mark.parametrize("method", ["eagle1", "hydra", "recycling"])
-def test_positions_of_a_static_tree_have_a_point_per_question_without_the_root(
-    tmp_path: Path, method: str
+@pytest.mark.parametrize(
+    ("method", "has_positions", "has_confidence"),
+    [
+        *(("eagle1", True, True), ("hydra", True, True), ("recycling", True, False)),
+        *((name, False, True) for name in ("eagle2", "chain", "later")),
+        # Copied drafts have no confidence.
+        *((name, False, False) for name in ("lookup", "eagle2+lookup")),
+    ],
+)
+def test_figures_are_of_methods_with_positions_of_their_own_or_confidences(
+    tmp_path: Path, method: str, has_positions: bool, has_confidence: bool
 ) -> None:
-    figure = plots.positions(_group(tmp_path, method=method, label=method))
-    ((x, y), (deeper_x, deeper_y)) = _lines(figure)
-    # Points are spread a little around their position.
-    assert [round(place) for place in (*x, *deeper_x)] == [1, 2]
-    assert (y, deeper_y) == ([1.0], [0.5])
-
-
-@pytest.mark.parametrize("method", ["eagle2", "chain", "lookup", "later"])
-def test_other_drafts_have_no_positions(tmp_path: Path, method: str) -> None:
-    assert plots.positions(_group(tmp_path, method=method, label=method)) is None
+    group = _group(tmp_path, method=method, label=method)
+    assert (plots.confidence(group) is not None) == has_confidence
+    figure = plots.positions(group)
+    assert (figure is not None) == has_positions
+    if has_positions:
+        # A point per question, spread a little around its place, without the root.
+        ((x, y), (deeper_x, deeper_y)) = _lines(figure)
+        assert [round(place) for place in (*x, *deeper_x)] == [1, 2]
+        assert (y, deeper_y) == ([1.0], [0.5])

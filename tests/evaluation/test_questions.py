@@ -1,4 +1,4 @@
-"""Questions in: their layouts, their choice, and every way a file can be wrong."""
+"""Questions: their layouts, their choice, wrong files, and prompts as FastChat has."""
 
 import json
 from pathlib import Path
@@ -9,6 +9,7 @@ import pytest
 from eagle_jax.evaluation.questions import (
     Question,
     choose,
+    encode,
     join_files,
     plain_questions,
     read_questions,
@@ -127,3 +128,38 @@ def test_a_sample_is_the_same_everywhere_and_part_of_a_larger_one() -> None:
     alone = choose([q for q in questions if q.category == "b"], 3)
     assert alone == [q for q in small if q.category == "b"]
     refused(lambda: choose(questions, 0), "per_category = 0 must be at least 1")
+
+
+# What FastChat's `Conversation.get_prompt` gives for these turns.
+VICUNA = (
+    "A chat between a curious user and an artificial intelligence assistant. The "
+    "assistant gives helpful, detailed, and polite answers to the user's questions. "
+    "USER: One? ASSISTANT: Yes.</s>USER: Two? ASSISTANT:"
+)
+TURNS, ANSWERS = ["One?", "Two?"], [" Yes.\n"]
+
+
+@pytest.mark.parametrize(
+    ("template", "turns", "answers", "expected"),
+    [
+        ("vicuna", TURNS, ANSWERS, VICUNA),
+        ("vicuna", TURNS[:1], [], VICUNA[: VICUNA.index(" Yes")]),
+        # No separator follows an empty answer.
+        ("vicuna", TURNS, ["\n"], VICUNA.replace(" Yes.</s>", "")),
+        # Indentation stays.
+        ("none", ["def f():", "f()"], ["\n    g\n"], "def f():\n\n    g\n\nf()"),
+    ],
+)
+def test_the_text_is_fastchats_or_plain_turns_after_one_bos(
+    template: Any, turns: list[str], answers: list[str], expected: str, tokenizer: Any
+) -> None:
+    first, *ids = encode(tokenizer, template, turns, answers)
+    assert first == tokenizer.bos_token_id
+    assert tokenizer.decode(ids) == expected
+
+
+def test_the_tokenizers_own_template_writes_its_own_bos(tokenizer: Any) -> None:
+    ids = encode(tokenizer, "tokenizer", TURNS, ANSWERS)
+    expected = "<s>[user]One?[assistant]Yes.</s>[user]Two?[assistant]"
+    assert tokenizer.decode(ids) == expected
+    assert ids.count(tokenizer.bos_token_id) == 1

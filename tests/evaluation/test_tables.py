@@ -6,12 +6,7 @@ from typing import Any
 import pytest
 
 from eagle_jax.evaluation import tables
-from eagle_jax.evaluation.runs import (
-    Group,
-    find_baseline,
-    groups,
-    read_runs,
-)
+from eagle_jax.evaluation.runs import Group, find_baseline, groups, read_runs
 from tests.evaluation.synthetic import plain, record, tree, write
 from tests.helpers import refused
 
@@ -96,9 +91,7 @@ def test_other_draws_are_not_compared_token_for_token(folder: Path) -> None:
     assert _rows(_table_1(_group(folder)))[1] == row
 
 
-def test_table_3_finds_the_ablations_and_table_1_leaves_them_out(
-    folder: Path,
-) -> None:
+def test_table_3_finds_the_ablations_and_table_1_leaves_them_out(folder: Path) -> None:
     changes: dict[str, dict[str, Any]] = {
         "rerank=false": {"rerank": False},
         "both": {"rerank": False, "rank_by": "confidence"},
@@ -149,7 +142,7 @@ def test_names_tell_runs_of_one_label_apart(tmp_path: Path) -> None:
     write(tmp_path / "x" / "a.jsonl", [record(1), record(2)])
     write(tmp_path / "x" / "b.jsonl", [record(1, depth=3)])
     write(tmp_path / "x" / "c.jsonl", [record(1, label="eagle2:depth=4", depth=4)])
-    assert _group(tmp_path / "x").names == [
+    assert [name for name, _ in _group(tmp_path / "x").named] == [
         "eagle2 (x/a.jsonl)",
         "eagle2 (x/b.jsonl)",
         "eagle2:depth=4",

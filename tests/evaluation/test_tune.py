@@ -8,8 +8,7 @@ import pytest
 
 from eagle_jax.config import TreeConfig, load_config
 from eagle_jax.engine.config import PairConfig
-from eagle_jax.methods import METHODS, PLAIN
-from eagle_jax.tuning.trials import (
+from eagle_jax.evaluation.tune import (
     MOST_TREES,
     Timing,
     Tree,
@@ -19,13 +18,20 @@ from eagle_jax.tuning.trials import (
     settings_file,
     show,
 )
+from eagle_jax.methods import METHODS, PLAIN
 from tests.helpers import refused
 
 TUNED = [name for name, method in METHODS.items() if method.trials]
 
 
-def tuned(method: str) -> PairConfig:
-    return PairConfig(method=method, batch_size=3, dtype="float32")
+def read_back(file: Path, best: Trial, method: str, *shown: str) -> PairConfig:
+    """What the settings file says that is written when a tree was the quickest."""
+    config = PairConfig(method=method, batch_size=3, dtype="float32")
+    text = settings_file(best, config, comments=("target a\nb",))
+    assert all(words in text for words in shown)
+    assert ("no tree pays" in text) == (best.speedup <= 1)
+    file.write_text(text)
+    return load_config(file, PairConfig)
 
 
 @pytest.mark.parametrize("method", TUNED)
@@ -36,20 +42,13 @@ def test_every_setting_that_is_tried_is_generated_with_if_it_pays(
     shown = [show(tree, METHODS[method]) for tree in tried]
     assert parse_grid(" ".join(shown), METHODS[method]) == list(tried)
 
-    def written(tree: Tree, speedup: float) -> PairConfig:
-        best = Trial(tree=tree, tokens_per_round=2.0, speedup=speedup)
-        text = settings_file(best, tuned(method), comments=("a line",))
-        assert f"{speedup:.2f} times" in text and ("no tree pays" in text) != pays
-        file.write_text(text)
-        return load_config(file, PairConfig)
-
-    pays = True
     for tree in tried:
-        config = written(tree, 1.5)
+        best = Trial(tree=tree, tokens_per_round=2.0, speedup=1.5)
+        config = read_back(file, best, method, "1.50 times")
         assert (config.tree, config.method) == (tree, method)
         assert (config.batch_size, config.dtype) == (3, "float32")
-    pays = False
-    assert written(tried[0], 0.9).method == PLAIN.name
+    best = Trial(tree=tried[0], tokens_per_round=2.0, speedup=0.9)
+    assert read_back(file, best, method, "0.90 times").method == PLAIN.name
 
 
 @pytest.mark.parametrize("text", ["", "8/7", "8-7-1", "8/7/1,9/8/1", "1/3/2", "8/0/2"])
@@ -63,9 +62,7 @@ def test_grids_that_draft_nothing_are_refused(text: str) -> None:
 def test_a_calibration_goes_with_its_tree(tmp_path: Path) -> None:
     tree = TreeConfig(num_nodes=8, depth=4, width=2, calibration='a "b" 📁.json')
     best = Trial(tree=tree, tokens_per_round=2.0, speedup=2.0)
-    file = tmp_path / "tuned.toml"
-    file.write_text(settings_file(best, tuned("eagle2"), comments=["target a\nb"]))
-    assert load_config(file, PairConfig).tree == tree
+    assert read_back(tmp_path / "tuned.toml", best, "eagle2").tree == tree
 
 
 def test_speeds_compare_neighbours_in_time() -> None:

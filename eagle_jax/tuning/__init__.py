@@ -1,1 +1,0 @@
-"""The search for the tree that pays: a few are run for real, the slower half goes."""
