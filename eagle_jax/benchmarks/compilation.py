@@ -37,9 +37,8 @@ from eagle_jax.training.config import DataConfig, TrainConfig, new_head
 from eagle_jax.training.step import (
     StepConfig,
     TrainState,
-    init_state,
     read_target,
-    state_shardings,
+    state_shapes,
     train_step,
 )
 
@@ -263,10 +262,10 @@ def _training(
     """Compiles a step, sharded as a run of `training.loop` shards it."""
     config = _step_config(case, STEPS[program])
     layer = getattr(config.head.config, "layer", None) or case.target.layer
-    shapes = jax.eval_shape(lambda: init_state(config, 0))
-    sharding = sharding.with_drafter(layer, shapes.params)
-    shardings = state_shardings(config, sharding)
-    state = _with(shapes, shardings)
+    head = jax.eval_shape(lambda: config.head.init(make_key(0)))
+    sharding = sharding.with_drafter(layer, head)
+    state = state_shapes(config, sharding)
+    shardings = jax.tree.map(lambda x: x.sharding, state)
     shape = (case.training_rows, case.row_length)
     numbers = np.zeros(shape, np.int32)
     rows = PackedRows(
@@ -295,17 +294,10 @@ def _step_config(case: Case, config: TrainConfig) -> StepConfig:
     if isinstance(settings, Eagle3Settings) and case.target.num_layers < _ENOUGH_LAYERS:
         settings = dataclasses.replace(settings, feature_layers="0 1 2")
     data = DataConfig(row_length=case.row_length)
-    new = dataclasses.replace(config, head=settings, data=data)
-    head = new_head(case.target, new)
+    config = dataclasses.replace(config, head=settings, data=data)
+    head = new_head(case.target, config)
     target = head.with_features(case.target)
-    return StepConfig(
-        target=Transformer(config=target, dtype=case.dtype),
-        head=head,
-        loss=config.loss,
-        optimizer=config.optimizer,
-        steps=10_000,
-        dtype=case.dtype,
-    )
+    return StepConfig.of(config, Transformer(config=target, dtype=case.dtype), head)
 
 
 def _compile(

@@ -31,7 +31,7 @@ from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart, check_new_folder
 from eagle_jax.heads import OpenHead, export_head, open_head, open_whole
-from eagle_jax.training.export import export_checkpoint
+from eagle_jax.training.head import export_checkpoint
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The folder of a run: its log, and checkpoints, the newest and the best kept whole."""
+"""The folder of a run: its log and its picture, and the checkpoints that are kept."""
 
 import contextlib
 import itertools
@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from eagle_jax.errors import InputError, first_line
-from eagle_jax.files import is_left_behind, unfinished, writing
+from eagle_jax.files import is_left_behind, unfinished, write_whole, writing
 from eagle_jax.logs import read_log
 from eagle_jax.parsing import check_type, parse_json, resolved, value_at
 
@@ -82,13 +82,41 @@ def remove_run(output: Path) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Returns the whole rows of a log, see `loop.LogRow.columns`."""
+    """Returns the whole rows of a log, see `loop.log_row`."""
     lines = itertools.islice(read_log(path), 1, None)
     rows = {where: parse_json(line, where) for where, line in lines}
     for where, row in rows.items():
         for name in ("step", "tokens"):
             check_type(int, value_at(row, name), f"{where}: {name}")
     return list(rows.values())
+
+
+def plot_log(folder: Path, *, title: str) -> None:
+    """Draws the log of a run: loss, agreement and tokens per round over steps."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    rows = read_rows(folder / LOG)
+    figure, axes = pyplot.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
+    learnt = "training, with noise"
+    panels = (
+        ("loss", {"loss": learnt, "held_out_loss": "held out"}),
+        ("agreement", {"agreement": learnt, "held_out_agreement": "held out"}),
+        ("tokens per round", {"tokens_per_round": "held-out prompts"}),
+    )
+    for axis, (label, curves) in zip(axes, panels, strict=True):
+        for column, name in curves.items():
+            points = [row for row in rows if column in row]
+            steps = [row["step"] for row in points]
+            axis.plot(steps, [row[column] for row in points], ".-", label=name)
+        axis.set(xlabel="step", title=label)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize="small")
+    figure.suptitle(title)
+    write_whole(folder / PLOT, lambda part: figure.savefig(part, format="png"))
+    pyplot.close(figure)
 
 
 class Checkpoints:

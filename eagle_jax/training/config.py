@@ -7,7 +7,7 @@ import dataclasses
 import math
 from typing import Any, Literal
 
-from eagle_jax.config import TreeConfig, from_table, require, require_int32
+from eagle_jax.config import TreeConfig, from_table, require, require_counts
 from eagle_jax.heads import HEADS, Head
 from eagle_jax.heads.eagle import EagleSettings
 from eagle_jax.heads.settings import HeadSettings
@@ -99,11 +99,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         """Refuses counts below one."""
         check_types(self)
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type is int and field.name != "seed":
-                require(value >= 1, field.name, value, "at least 1")
-                require_int32(field.name, value)
+        counts = [field.name for field in dataclasses.fields(self) if field.type is int]
+        require_counts(self, **{name: 1 for name in counts if name != "seed"})
         require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2**31 - 1")
 
 

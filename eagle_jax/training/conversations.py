@@ -15,7 +15,7 @@ them; a record is one of
 import dataclasses
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +114,9 @@ def read_examples(path: Path, *, need_answers: bool = True) -> DataFile:
         raise InputError(f"cannot read the data {path}: {error.strerror}") from error
     found = DataFile(examples=[], left_out=[])
     records = _documents if path.suffix == ".txt" else _json_records
-    for where, parse in records(path, data):
+    for where, record in records(path, data):
         try:
-            found.examples.append(_example(where, parse(), need_answers))
+            found.examples.append(_example(where, record, need_answers))
         except _UnusableError as error:
             found.left_out.append(f"{where}: {error}")
     if not found.examples:
@@ -153,44 +153,38 @@ def check_ids(where: str, ids: np.ndarray | None, vocab_size: int | None) -> Non
         )
 
 
-_Record = tuple[str, Callable[[], Any]]
-"""A record's position, and a function that parses it or raises `_UnusableError`."""
-
-
-def _documents(path: Path, data: bytes) -> Iterator[_Record]:
-    """Yields the texts of a `.txt` file."""
+def _documents(path: Path, data: bytes) -> Iterator[tuple[str, Any]]:
+    """Yields the texts of a `.txt` file, each with its position."""
     try:
         text = data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise InputError(f"cannot read the data {path}: {error}") from error
     for number, part in enumerate(_SEPARATOR.split(text), 1):
         if part.strip():
-            yield f"document {number}", lambda part=part: {"text": part.strip()}
+            yield f"document {number}", {"text": part.strip()}
 
 
-def _json_records(path: Path, data: bytes) -> Iterator[_Record]:
-    """Yields the records of a JSON list or of JSON lines."""
+def _json_records(path: Path, data: bytes) -> Iterator[tuple[str, Any]]:
+    """Yields the records of a JSON list, or JSON lines, each with its position."""
     data = data.removeprefix(b"\xef\xbb\xbf")
     if data.lstrip()[:1] == b"[":
         records = parse_json(data, f"{path} begins as a JSON list but")
         for number, record in enumerate(records, 1):
-            yield f"record {number}", lambda record=record: record
+            yield f"record {number}", record
         return
     for number, line in enumerate(data.split(b"\n"), 1):
         # The first line of what `eagle-jax regenerate` wrote holds its settings.
         if line.strip() and not (number == 1 and line.startswith(b'{"run": {')):
-            yield f"line {number}", lambda line=line: _parse(line)
-
-
-def _parse(line: bytes) -> Any:
-    try:
-        return parse_json(line, "it")
-    except InputError as error:
-        raise _UnusableError(str(error)) from error
+            yield f"line {number}", line
 
 
 def _example(where: str, record: Any, need_answers: bool) -> Example:
-    """Returns a checked record."""
+    """Returns a checked record, or one that a line of JSON holds."""
+    if isinstance(record, bytes):
+        try:
+            record = parse_json(record, "it")
+        except InputError as error:
+            raise _UnusableError(str(error)) from error
     if not isinstance(record, dict):
         raise _UnusableError(f"it is no JSON object but {_short(record)}")
     ids, loss_mask = _ids(record)

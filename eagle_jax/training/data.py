@@ -1,13 +1,19 @@
-"""From data files to the rows and prompts of a run: encoded, split, packed."""
+"""From data files to the rows, features and prompts of a run."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.engine import Pair
+from eagle_jax.errors import InputError, first_line
+from eagle_jax.files import write_whole
 from eagle_jax.heads.rows import PackedRows
+from eagle_jax.parallel import wait_for_all
 from eagle_jax.reporting import Progress, Report
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.conversations import Example, read_examples
@@ -25,8 +31,6 @@ class TrainingData:
         rows: The rows to train on, `[R, T]` NumPy arrays.
         held_out: The rows to evaluate on, `[R', T]` NumPy arrays.
         prompts: The held-out prompts to decode, as lists of ids.
-        features: The target's features of `rows`, `[R, T, F]`; `None` to compute them
-            in the step.
         stop_tokens: The ids that end a text.
         max_length: The tokens of prompt and output of a decoded text at most; `None`
             for what the prompts and the new tokens need.
@@ -35,7 +39,6 @@ class TrainingData:
     rows: PackedRows
     held_out: PackedRows
     prompts: Sequence[Sequence[int]]
-    features: np.ndarray | None = None
     stop_tokens: tuple[int, ...] = ()
     max_length: int | None = None
 
@@ -131,3 +134,61 @@ def prompts_of(
         if size < length and size <= max_tokens:
             prompts.append(example.tokens[:size].tolist())
     return prompts[:count]
+
+
+def cached_features(
+    path: Path,
+    rows: PackedRows,
+    compute: Callable[[PackedRows], Any],
+    *,
+    batch_size: int,
+    dtype: str,
+    progress: Callable[[int], None],
+) -> np.ndarray:
+    """Returns the target's features of rows, which are computed once and kept on disk.
+
+    Of several processes, which share the file, all compute and the first one writes.
+
+    Args:
+        path: The file of NumPy's, of integers as wide as `dtype`; written if missing.
+        rows: The rows, `[R, T]` fields.
+        compute: A function from rows to features, `[batch_size, T, F]` of `dtype`; it
+            is always called with `batch_size` rows, so that it is compiled once.
+        batch_size: The number of rows of a call of `compute`, `B`.
+        dtype: The type of the features.
+        progress: Called with the number of rows done.
+
+    Returns:
+        `[R, T, F]`, read from disk as it is indexed.
+
+    Raises:
+        InputError: If the file cannot be written or read.
+    """
+    is_missing = not path.exists()
+    wait_for_all("all have looked for the features")
+
+    def fill(place: Path | None) -> None:
+        written = None
+        for start in range(0, len(rows), batch_size):
+            numbers = np.arange(start, min(start + batch_size, len(rows)))
+            found = compute(rows[np.resize(numbers, batch_size)])[: len(numbers)]
+            found = np.asarray(found).view(f"u{jnp.dtype(dtype).itemsize}")
+            if place is not None and written is None:
+                shape = (len(rows), *found.shape[1:])
+                written = np.lib.format.open_memmap(place, "w+", found.dtype, shape)
+            if written is not None:
+                written[numbers] = found
+            progress(int(numbers[-1]) + 1)
+
+    if is_missing and jax.process_index() == 0:
+        write_whole(path, fill)
+    elif is_missing:
+        fill(None)
+    wait_for_all("all features are written")
+    try:
+        return np.load(path, mmap_mode="r").view(jnp.dtype(dtype))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"cannot read features from {path} ({first_line(error)}); remove it and go "
+            "on with the run, which computes them again"
+        ) from error

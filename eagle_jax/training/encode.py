@@ -53,18 +53,15 @@ class Encoded:
         """Returns the counts in one line for a log."""
         tokens = sum(len(sample.tokens) for sample in self.samples)
         predicted = sum(int(sample.loss_mask.sum()) for sample in self.samples)
-        parts = [
-            f"{len(self.samples)} samples",
-            f"{tokens} tokens, {predicted} of them predicted",
-        ]
-        labels = {
-            "too long and cut": self.num_cut,
-            "left out, with nothing to predict": self.num_empty,
-        }
-        parts += [f"{count} {label}" for label, count in labels.items() if count]
+        line = f"{len(self.samples)} samples | {tokens} tokens, {predicted} of them "
+        line += "predicted"
+        if self.num_cut:
+            line += f" | {self.num_cut} too long and cut"
+        if self.num_empty:
+            line += f" | {self.num_empty} left out, with nothing to predict"
         if self.refused:
-            parts.append(f"{len(self.refused)} left out ({self.refused[0]})")
-        return " | ".join(parts)
+            line += f" | {len(self.refused)} left out ({self.refused[0]})"
+        return line
 
 
 def encode_examples(
@@ -196,13 +193,13 @@ def _encode_chat(
     encoding = tokenizer(  # The template writes the special tokens itself.
         text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
     )
-    mask = np.zeros(len(encoding["input_ids"]), np.bool_)
+    tokens = np.array(encoding["input_ids"], np.int32)
     offsets = np.array(encoding["offset_mapping"]).reshape(-1, 2)
+    mask = np.zeros(len(tokens), np.bool_)
     for start, end in spans:
         # A token that joins the prompt's end and the answer's beginning is the first
         # that the assistant must predict.
         mask |= (offsets[:, 1] > start) & (offsets[:, 0] < end)
-    tokens = np.array(encoding["input_ids"], np.int32)
     mask = _settle_ends(tokenizer, text, tokens, encoding["offset_mapping"], mask)
     return _sample(tokens, mask)
 
@@ -242,13 +239,6 @@ def _settle_ends(
 
     Templates differ in whether their {% generation %} block holds that token, and
     many write a line break after it, which no model is asked to predict.
-
-    Args:
-        tokenizer: The tokenizer of the tokens.
-        text: The text that they encode.
-        tokens: `[n]` int32, the ids.
-        offsets: The beginning and the end of each token in the text.
-        mask: `[n]` bool, the tokens to be predicted, as the template has them.
     """
     added = tokenizer.added_tokens_decoder.items()
     special = {token for token, added_token in added if added_token.special}

@@ -1,7 +1,6 @@
 """Evaluation of a head: its agreement on held-out rows, and real tokens per round."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,10 +52,6 @@ class Evaluation:
         )
 
 
-Evaluate = Callable[[Any, Any], Evaluation]
-"""A function of a head's float32 parameters and the target's: the head's figures."""
-
-
 def make_evaluation(
     data: TrainingData,
     read: Program,
@@ -64,8 +59,10 @@ def make_evaluation(
     config: TrainConfig,
     step_config: StepConfig,
     sharding: PairSharding,
-) -> Evaluate:
+) -> Callable[[Any, Any], Evaluation]:
     """Returns a function that measures a head on held-out data; it is compiled once.
+
+    It takes the head's float32 parameters and the target's.
 
     Args:
         data: The run's data, with at least one prompt, all shorter than the target's
@@ -97,14 +94,13 @@ def make_evaluation(
         cast = as_type(tie_weights(params), step_config.dtype)
         joined = step_config.head.join(cast, step_config.tables(target_params))
         both = Params(target=target_params, drafter=joined)
-        num_rounds, new_tokens = decode(both)
-        num_rounds, new_tokens = num_rounds[: len(prompts)], new_tokens[: len(prompts)]
-        tau = tokens_per_round(new_tokens.tolist(), int(num_rounds.sum()))
+        counts = sharding.fetch(decode(both, sharding.put_rows(requests)))
+        num_rounds, new_tokens = (count[: len(prompts)].tolist() for count in counts)
         return Evaluation(
             loss=float(metrics.loss),
             agreement=float(metrics.agreement),
             chain_length=float(metrics.chain_length),
-            tokens_per_round=tau,
+            tokens_per_round=tokens_per_round(new_tokens, sum(num_rounds)),
         )
 
     return evaluate
@@ -115,13 +111,9 @@ _eval_step = jax.jit(eval_step, static_argnames=("config",))
 
 def _batches(rows: PackedRows, size: int) -> list[PackedRows]:
     """Returns rows as batches of one size; the last is filled with empty rows."""
-    total = rows.tokens.shape[0]
-    padding = -total % size
+    padding = -len(rows) % size
     padded = jax.tree.map(lambda x: np.pad(x, ((0, padding), (0, 0))), rows)
-    return [
-        jax.tree.map(lambda x, start=start: x[start : start + size], padded)
-        for start in range(0, total, size)
-    ]
+    return [padded[start : start + size] for start in range(0, len(rows), size)]
 
 
 def _mean(metrics: Sequence[Metrics]) -> Metrics:
@@ -134,12 +126,12 @@ def _mean(metrics: Sequence[Metrics]) -> Metrics:
 
 def _decoder(
     config: StepConfig, sharding: PairSharding, requests: Requests, tree: TreeConfig
-) -> Callable[[Params], tuple[np.ndarray, np.ndarray]]:
-    """Returns a function that decodes the requests greedily.
+) -> Program:
+    """Returns a program that decodes requests greedily.
 
-    Of parameters it returns each row's numbers of rounds and of new tokens, `[B]`.
-    Heads that draft a level each have the published static tree, as their methods do;
-    blocks have no more levels than rows.
+    Of parameters and requests it returns each row's numbers of rounds and of new
+    tokens, `[B]`. Heads that draft a level each have the published static tree, as
+    their methods do; blocks have no more levels than rows.
     """
     head = dataclasses.replace(config.head, dtype=config.dtype)
     most = tree.depth if head.max_levels is None else head.max_levels
@@ -149,16 +141,10 @@ def _decoder(
     drafter = TreeDrafter(model=head, tree=shape)
     decoder = Decoder(target=config.target, drafter=drafter, acceptance="greedy")
     slots = cache_slots(requests, depth=drafter.depth)
-    prefill = sharding.shard(
-        functools.partial(speculative.prefill, decoder, num_slots=slots)
-    )
-    rounds = sharding.shard(
-        functools.partial(speculative.decode, decoder), donates_state=True
-    )
 
-    def decode(params: Params) -> tuple[np.ndarray, np.ndarray]:
-        state = rounds(params, prefill(params, sharding.put_rows(requests)))
-        num_rounds, lengths = sharding.fetch((state.num_rounds, state.lengths))
-        return num_rounds, lengths - np.asarray(requests.prompt_lengths)
+    def decode(params: Params, requests: Requests) -> tuple[jax.Array, jax.Array]:
+        state = speculative.prefill(decoder, params, requests, num_slots=slots)
+        state = speculative.decode(decoder, params, state)
+        return state.num_rounds, state.lengths - requests.prompt_lengths
 
-    return decode
+    return sharding.shard(decode)

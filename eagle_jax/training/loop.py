@@ -4,22 +4,22 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from eagle_jax.engine import Pair
 from eagle_jax.errors import InputError
 from eagle_jax.heads.loss import Metrics
-from eagle_jax.heads.rows import known_tokens
+from eagle_jax.heads.rows import PackedRows, known_tokens
 from eagle_jax.logs import JsonLines
 from eagle_jax.parallel import PairSharding
-from eagle_jax.training.checkpoint import LOG, Checkpoints, read_rows
+from eagle_jax.reporting import Progress, show_nothing
+from eagle_jax.training.checkpoint import FEATURES, LOG, Checkpoints, read_rows
 from eagle_jax.training.config import TrainConfig
-from eagle_jax.training.data import TrainingData
+from eagle_jax.training.data import TrainingData, cached_features
 from eagle_jax.training.evaluate import Evaluation, make_evaluation
 from eagle_jax.training.packing import rows_at
 from eagle_jax.training.step import (
@@ -28,41 +28,8 @@ from eagle_jax.training.step import (
     init_state,
     read_target,
     state_shapes,
-    state_shardings,
     train_step,
 )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LogRow:
-    """A row of a run's log.
-
-    Attributes:
-        step: The number of steps done.
-        tokens: The tokens trained on since step 0, without padding.
-        metrics: The means since the row before, by name.
-        tokens_per_second: The speed since the row before, evaluations left out.
-        evaluation: The evaluation after this step; `None` where none was made.
-    """
-
-    step: int
-    tokens: int
-    metrics: dict[str, float]
-    tokens_per_second: float
-    evaluation: Evaluation | None = None
-
-    def columns(self) -> dict[str, Any]:
-        """Returns the row as a log has it, without what is not known."""
-        columns: dict[str, Any] = {"step": self.step, "tokens": self.tokens}
-        columns |= self.metrics
-        columns["tokens_per_second"] = self.tokens_per_second
-        if self.evaluation is not None:
-            result = self.evaluation
-            columns["held_out_loss"] = result.loss
-            columns["held_out_agreement"] = result.agreement
-            columns["tokens_per_round"] = result.tokens_per_round
-        known = {name: x for name, x in columns.items() if x is not None}
-        return {name: x for name, x in known.items() if math.isfinite(x)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,7 +42,7 @@ class Trained:
         config: All settings of the run.
         identity: Whatever determines its weights, as JSON can hold it.
         step_config: The static settings of a step.
-        pair: The target as it was loaded.
+        target_params: The target's weights.
         data: The data that was read.
         summary: The last evaluation in one line, or why there is none.
         first: The weights that the run began with, float32; `None` for new ones.
@@ -86,7 +53,7 @@ class Trained:
     config: TrainConfig
     identity: Mapping[str, Any] = dataclasses.field(repr=False)
     step_config: StepConfig = dataclasses.field(repr=False)
-    pair: Pair = dataclasses.field(repr=False)
+    target_params: Any = dataclasses.field(repr=False)
     data: TrainingData = dataclasses.field(repr=False)
     summary: str
     first: Any = dataclasses.field(default=None, repr=False)
@@ -99,23 +66,44 @@ class DivergedError(InputError):
 class Run:
     """One run: its state, its folder and its compiled step."""
 
-    def __init__(self, trained: Trained, sharding: PairSharding) -> None:
+    def __init__(
+        self,
+        trained: Trained,
+        sharding: PairSharding,
+        progress: Progress = show_nothing,
+    ) -> None:
         """Starts a run, or resumes one at its newest checkpoint.
 
         Args:
             trained: The run. Its folder, that of `head`, gets `checkpoints/`, and its
                 log is written by the first process.
             sharding: The shardings of target and head.
+            progress: Called to show how far features are computed, if they are kept.
         """
         config, step_config = trained.config, trained.step_config
         self._config, self._step_config, self._data = config, step_config, trained.data
         self._folder, self._sharding = trained.head.parent, sharding
-        self._target_params = trained.pair.params.target
+        self._target_params = trained.target_params
+        # Traced as decoding is: a mixture must know the mesh that its experts lie on.
+        self._read = sharding.shard(functools.partial(read_target, step_config))
+        self._features = None
+        if config.data.cache_features:
+            rows = trained.data.rows
+            with progress("computing features", len(rows)) as update:
+                # In the type that they are computed in: the numbers are the same.
+                self._features = cached_features(
+                    self._folder / FEATURES,
+                    rows,
+                    lambda batch: sharding.fetch(self._read_rows(batch)),
+                    batch_size=config.run.batch_size,
+                    dtype=step_config.dtype,
+                    progress=update,
+                )
         self._checkpoints = Checkpoints(
             self._folder / "checkpoints", keep=config.run.keep, best="chain_length"
         )
-        shardings = state_shardings(step_config, sharding)
-        self._shapes = state_shapes(step_config, shardings)
+        self._shapes = state_shapes(step_config, sharding)
+        shardings = jax.tree.map(lambda x: x.sharding, self._shapes)
         latest = self._checkpoints.latest()
         if latest is None:
             # Each shard is made on its own device.
@@ -141,8 +129,6 @@ class Run:
             donate_argnames=("state",),
             out_shardings=(shardings, sharding.everywhere),
         )
-        # Traced as decoding is: a mixture must know the mesh that its experts lie on.
-        self._read = sharding.shard(functools.partial(read_target, step_config))
         self._evaluate = make_evaluation(
             self._data,
             self._read,
@@ -151,11 +137,11 @@ class Run:
             sharding=sharding,
         )
 
-    def train(self, observe: Callable[[LogRow], None]) -> Any:
-        """Trains to the last step; returns the best head, float32.
+    def train(self) -> Iterator[tuple[dict[str, Any], Evaluation | None]]:
+        """Trains to the last step.
 
-        Args:
-            observe: Called with every row of the log.
+        Yields:
+            Every row of the log, and the evaluation that it is of, if any.
 
         Raises:
             DivergedError: If the loss is no longer finite; no checkpoint is written
@@ -179,24 +165,16 @@ class Run:
             if evaluates:
                 evaluation = self._evaluate(self._state.params, self._target_params)
                 self._check_finite(done, evaluation.loss)
-            row = LogRow(
-                step=done,
-                tokens=tokens,
-                metrics=means,
-                tokens_per_second=(tokens - logged_tokens) / seconds,
-                evaluation=evaluation,
-            )
+            speed = (tokens - logged_tokens) / seconds
+            row = log_row(done, tokens, means, speed, evaluation)
             if self._log is not None:
-                self._log.append(row.columns())
+                self._log.append(row)
             if evaluation is not None:
                 measured = {"chain_length": evaluation.chain_length}
                 self._checkpoints.save(done, self._state, measured)
-            observe(row)
+            yield row, evaluation
             logged_tokens, pending = tokens, []
             started = time.perf_counter()
-        best = self.best()
-        assert best is not None, "the last step always writes a checkpoint"
-        return best
 
     def best(self) -> Any:
         """Returns the best head of the checkpoints, float32, `None` without any."""
@@ -212,21 +190,19 @@ class Run:
         if self._log is not None:
             self._log.close()
 
+    def _read_rows(self, rows: PackedRows) -> jax.Array:
+        return self._read(self._target_params, self._sharding.put_rows(rows))
+
     def _one_step(self, step: int) -> tuple[TrainState, Metrics, int]:
-        run, data = self._config.run, self._data
-        chosen = rows_at(len(data.rows), step, run.batch_size, run.seed)
-        rows = data.rows[chosen]
-        features = None if data.features is None else data.features[chosen]
-        rows_there, features = self._sharding.put_rows((rows, features))
-        if features is None:
-            features = self._read(self._target_params, rows_there)
-        state, metrics = self._step(
-            self._state,
-            self._target_params,
-            rows_there,
-            features,
-            config=self._step_config,
-        )
+        run, rows = self._config.run, self._data.rows
+        chosen = rows_at(len(rows), step, run.batch_size, run.seed)
+        rows = rows[chosen]
+        if self._features is None:
+            features = self._read_rows(rows)
+        else:
+            features = self._sharding.put_rows(self._features[chosen])
+        given = self._target_params, self._sharding.put_rows(rows), features
+        state, metrics = self._step(self._state, *given, config=self._step_config)
         return state, metrics, int((rows.segments > 0).sum())
 
     def _checked_means(self, pending: list[Metrics], done: int) -> dict[str, float]:
@@ -253,3 +229,28 @@ class Run:
             f"the loss of step {step} is no finite number: training has diverged; "
             f"{kept}; try a lower learning_rate or more warmup_steps"
         )
+
+
+def log_row(
+    step: int,
+    tokens: int,
+    means: Mapping[str, float],
+    speed: float,
+    evaluation: Evaluation | None,
+) -> dict[str, Any]:
+    """Returns a row of a run's log, without what is not known.
+
+    Args:
+        step: The number of steps done.
+        tokens: The tokens trained on since step 0, without padding.
+        means: The means of metrics since the row before, by name.
+        speed: The tokens per second since the row before, evaluations left out.
+        evaluation: The evaluation after this step; `None` where none was made.
+    """
+    row: dict[str, Any] = {"step": step, "tokens": tokens, **means}
+    row["tokens_per_second"] = speed
+    if evaluation is not None:
+        row["held_out_loss"] = evaluation.loss
+        row["held_out_agreement"] = evaluation.agreement
+        row["tokens_per_round"] = evaluation.tokens_per_round
+    return {n: x for n, x in row.items() if x is not None and math.isfinite(x)}

@@ -48,15 +48,9 @@ def pack(samples: Sequence[EncodedExample], length: int) -> PackedRows:
 
 
 def _place(lengths: np.ndarray, length: int) -> tuple[np.ndarray, int]:
-    """Returns the slots that each sample gets: best fit, in order of falling length.
+    """Returns the slots of each sample, by best fit, and the number of rows.
 
-    Args:
-        lengths: `[n]` int64, the samples' tokens, 1 .. `length`.
-        length: The number of tokens per row, `T`.
-
-    Returns:
-        `[n, 3]` int64: row, first slot, and number of the segment in its row, from 1;
-        and the number of rows.
+    Slots are `[n, 3]` int64: the row, its first slot, and the segment's number in it.
     """
     places = np.zeros((len(lengths), 3), np.int64)
     rows_with_room: list[list[int]] = [[] for _ in range(length + 1)]

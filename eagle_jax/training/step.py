@@ -14,10 +14,10 @@ from eagle_jax.heads.head import combine, partition
 from eagle_jax.heads.levels import tie_weights
 from eagle_jax.heads.loss import Batch, Metrics, Unembed, target_features
 from eagle_jax.heads.rows import PackedRows
-from eagle_jax.models.transformer import Tables, unembed
+from eagle_jax.models.transformer import Tables, Transformer, unembed, unembed_with
 from eagle_jax.parallel import PairSharding
 from eagle_jax.prng import make_key, own_keys
-from eagle_jax.training.config import OptimizerConfig
+from eagle_jax.training.config import OptimizerConfig, TrainConfig
 
 
 def as_they_are(params: Tables) -> Tables:
@@ -49,6 +49,19 @@ class StepConfig:
     dtype: str = "float32"
     tables: Callable[[Any], Tables] = as_they_are
     unembed: Unembed = unembed
+
+    @classmethod
+    def of(cls, config: TrainConfig, target: Transformer, head: Head) -> "StepConfig":
+        """Returns the settings of a run, computed in the target's type."""
+        return cls(
+            target=target,
+            head=head,
+            loss=config.loss,
+            optimizer=config.optimizer,
+            steps=config.run.steps,
+            dtype=target.dtype,
+            unembed=unembed_with(target.config.logit_cap),
+        )
 
 
 @struct.dataclass(kw_only=True)
@@ -118,33 +131,28 @@ def init_state(
     )
 
 
-def state_shardings(config: StepConfig, sharding: PairSharding) -> TrainState:
-    """Returns a `TrainState` of the shardings of a run's state.
+def state_shapes(config: StepConfig, sharding: PairSharding) -> TrainState:
+    """Returns a `TrainState` of the shapes of a run's state, with their shardings.
 
     Args:
         config: The static settings of a step.
         sharding: The shardings of target and head.
     """
     shapes = jax.eval_shape(lambda: init_state(config, 0))
-    head = sharding.drafter_shardings(shapes.params)
+    head, everywhere = sharding.drafter_shardings(shapes.params), sharding.everywhere
     optimizer: Any = make_optimizer(config.optimizer, config.steps)
     opt_state = optax.tree_map_params(
         optimizer,
         lambda _, sharding: sharding,
         shapes.opt_state,
         partition(head)[0],
-        transform_non_params=lambda _: sharding.everywhere,
+        transform_non_params=lambda _: everywhere,
     )
-    everywhere: Any = sharding.everywhere
-    return TrainState(step=everywhere, params=head, opt_state=opt_state, key=everywhere)
-
-
-def state_shapes(config: StepConfig, shardings: TrainState) -> TrainState:
-    """Returns a `TrainState` of shapes with the shardings of `state_shardings`."""
+    there: Any = {"step": everywhere, "key": everywhere}
     return jax.tree.map(
-        lambda x, there: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there),
-        jax.eval_shape(lambda: init_state(config, 0)),
-        shardings,
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        shapes,
+        TrainState(params=head, opt_state=opt_state, **there),
     )
 
 
@@ -182,16 +190,9 @@ def train_step(
     gradients, metrics = jax.grad(loss, has_aux=True)(learnt)
     optimizer: Any = make_optimizer(config.optimizer, config.steps)
     updates, opt_state = optimizer.update(gradients, state.opt_state, learnt)
-    params: Any = optax.apply_updates(cast(Any, learnt), updates)
-    return (
-        dataclasses.replace(
-            state,
-            step=state.step + 1,
-            params=combine(params, rest),
-            opt_state=opt_state,
-        ),
-        metrics,
-    )
+    params = combine(optax.apply_updates(cast(Any, learnt), updates), rest)
+    changed = {"step": state.step + 1, "params": params, "opt_state": opt_state}
+    return dataclasses.replace(state, **changed), metrics
 
 
 def read_target(config: StepConfig, target_params: Any, rows: PackedRows) -> jax.Array:

@@ -2,13 +2,11 @@
 
 import contextlib
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from eagle_jax import checkpoints
 from eagle_jax.checkpoints.load import shapes_of
@@ -17,24 +15,26 @@ from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.open import open_pair
 from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart, writing
-from eagle_jax.heads import Head, export_head
-from eagle_jax.heads.levels import tie_weights
+from eagle_jax.heads import Head
 from eagle_jax.heads.rows import known_tokens
 from eagle_jax.logs import JsonLines, check_log
 from eagle_jax.models.devices import on_cpu
-from eagle_jax.models.transformer import Transformer, unembed_with
+from eagle_jax.models.transformer import Transformer
 from eagle_jax.parallel import MeshShape, PairSharding, shard_pair, wait_for_all
 from eagle_jax.reporting import Progress, Report, say_nothing, show_nothing
-from eagle_jax.training.begin import open_beginning
-from eagle_jax.training.checkpoint import FEATURES, LOG, check_output, remove_run
-from eagle_jax.training.config import TrainConfig, new_head
+from eagle_jax.training.checkpoint import (
+    LOG,
+    check_output,
+    plot_log,
+    remove_run,
+)
+from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.conversations import fingerprint
 from eagle_jax.training.data import read_data
-from eagle_jax.training.features import cached_features
-from eagle_jax.training.loop import DivergedError, LogRow, Run, Trained
+from eagle_jax.training.head import open_beginning, write_head
+from eagle_jax.training.loop import DivergedError, Run, Trained
 from eagle_jax.training.packing import rows_at
-from eagle_jax.training.plot import plot_log
-from eagle_jax.training.step import StepConfig, read_target
+from eagle_jax.training.step import StepConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,17 +94,13 @@ def train_head(
     decode = PairConfig(tree=config.tree, dtype=dtype)
     source = open_pair(job.target, None, decode)
     begun_folder = checkpoints.resolve(job.begin_with) if job.begin_with else None
-    head, read = (
-        open_beginning(begun_folder, source, config)
-        if begun_folder
-        else (new_head(source.sizes, config), None)
-    )
+    head, read = open_beginning(begun_folder, source, config)
     mesh = job.mesh or MeshShape(data=jax.device_count())
     sharding = _shard(source, config, mesh, head)
-    check_apart(job.output, folder, *([begun_folder] if begun_folder else []))
-    identity = {
-        "target": f"{folder.resolve()}",
-        "begin_with": f"{begun_folder.resolve()}" if begun_folder else None,
+    folders = {"target": folder, "begin_with": begun_folder}
+    check_apart(job.output, *filter(None, folders.values()))
+    identity: dict[str, Any] = {
+        **{name: place and f"{place.resolve()}" for name, place in folders.items()},
         "data": [fingerprint(path) for path in job.data],
         "held_out_data": [fingerprint(path) for path in job.held_out_data],
         "settings": dataclasses.asdict(config),
@@ -117,26 +113,18 @@ def train_head(
     rows_at(len(data.rows), 0, config.run.batch_size, seed=0)  # Refuses large batches.
     known_tokens(data.rows, head.config)  # Refuses rows that have no labels.
     report(f"loading {job.target}")
-    pair = dataclasses.replace(source, placement=sharding).load()
-    first = read(pair.params.target, sharding) if read else None
+    placed = dataclasses.replace(source, placement=sharding).load()
+    target_params = placed.params.target
+    first = read(target_params, sharding)
     _claim(job, identity)
+    target = Transformer(config=head.with_features(source.sizes), dtype=source.dtype)
     trained = Trained(
         target=folder,
         head=job.output / "head",
         config=config,
         identity=identity,
-        step_config=StepConfig(
-            target=Transformer(
-                config=head.with_features(source.sizes), dtype=source.dtype
-            ),
-            head=head,
-            loss=config.loss,
-            optimizer=config.optimizer,
-            steps=config.run.steps,
-            dtype=source.dtype,
-            unembed=unembed_with(source.sizes.logit_cap),
-        ),
-        pair=pair,
+        step_config=StepConfig.of(config, target, head),
+        target_params=target_params,
         data=data,
         summary="no evaluation was made",
         first=first,
@@ -177,81 +165,45 @@ def _run(
     """Trains and exports the best head."""
     config, output = trained.config, trained.head.parent
     has_table = getattr(config.head, "include_embedding", False)
-    table = trained.pair.params.target.embedding if has_table else None
+    table = trained.target_params.embedding if has_table else None
     is_first = jax.process_index() == 0
-    if config.data.cache_features:
-        with progress("computing features", len(trained.data.rows)) as update:
-            features = _features(trained, sharding, update)
-        data = dataclasses.replace(trained.data, features=features)
-        trained = dataclasses.replace(trained, data=data)
-    run = Run(trained, sharding)
+    run = Run(trained, sharding, progress)
     was_finished = run.first_step == config.run.steps
     summary = "finished before" if was_finished else trained.summary
-
-    def export(params: Any) -> None:
-        fetched, embedding = sharding.fetch((params, table))
-        # A head that was finished before has got a calibration since.
-        if is_first and not (was_finished and trained.head.is_dir()):
-            _export(trained, fetched, embedding)
 
     with (
         contextlib.closing(run),
         progress("step", config.run.steps, run.first_step, pause=0) as update,
     ):
-
-        def observe(row: LogRow) -> None:
-            nonlocal summary
-            loss, agreement = row.metrics["loss"], row.metrics["agreement"]
-            update(
-                row.step,
-                f"loss {loss:.4f} | agreement {agreement:.3f} | "
-                f"{row.tokens_per_second:,.0f} tokens/s",
-            )
-            if row.evaluation is not None:
-                summary = f"step {row.step} | {row.evaluation.summary()}"
-                report(f"  held out | {summary}")
-                if is_first:
-                    plot_log(output, title=f"a head for {trained.target.name}")
-
         if run.first_step:
             report(f"going on after step {run.first_step}")
+        diverged = None
         try:
-            export(run.train(observe))
+            for row, evaluation in run.train():
+                update(
+                    row["step"],
+                    f"loss {row['loss']:.4f} | agreement {row['agreement']:.3f} | "
+                    f"{row['tokens_per_second']:,.0f} tokens/s",
+                )
+                if evaluation is not None:
+                    summary = f"step {row['step']} | {evaluation.summary()}"
+                    report(f"  held out | {summary}")
+                    if is_first:
+                        plot_log(output, title=f"a head for {trained.target.name}")
         except DivergedError as error:
-            best = run.best()
+            diverged = error
+        best = run.best()
+        if best is not None:
+            fetched, embedding = sharding.fetch((best, table))
+            # A head that was finished before has got a calibration since.
+            if is_first and not (was_finished and trained.head.is_dir()):
+                how = checkpoints.Export(base_model=str(trained.target), overwrite=True)
+                head = trained.step_config.head
+                write_head(trained.head, head, fetched, embedding, how)
+        if diverged is not None:
             if best is None:
-                raise
-            export(best)
+                raise diverged
             raise InputError(
-                f"{error}; {trained.head.name}/ holds the best so far"
-            ) from error
+                f"{diverged}; {trained.head.name}/ holds the best so far"
+            ) from diverged
     return dataclasses.replace(trained, summary=summary)
-
-
-def _export(trained: Trained, params: Any, embedding: Any) -> None:
-    """Writes the best heads in the published layout of their kind."""
-    params = tie_weights(params)
-    if embedding is not None:
-        params = dataclasses.replace(params, embedding=embedding)
-    how = checkpoints.Export(base_model=str(trained.target), overwrite=True)
-    export_head(trained.head, trained.step_config.head, params, how)
-
-
-def _features(
-    trained: Trained, sharding: PairSharding, update: Callable[[int], None]
-) -> np.ndarray:
-    """Returns the target's features of all rows, kept in the run's folder.
-
-    They have the type that they are computed in, so kept features give the same
-    numbers as computed ones.
-    """
-    step, params = trained.step_config, trained.pair.params.target
-    compute = sharding.shard(functools.partial(read_target, step))
-    return cached_features(
-        trained.head.parent / FEATURES,
-        trained.data.rows,
-        lambda batch: sharding.fetch(compute(params, sharding.put_rows(batch))),
-        batch_size=trained.config.run.batch_size,
-        dtype=step.dtype,
-        progress=update,
-    )

@@ -54,7 +54,6 @@ from eagle_jax.training.step import (
     StepConfig,
     read_target,
     state_shapes,
-    state_shardings,
     train_step,
 )
 from eagle_jax.tree import top_children
@@ -347,8 +346,8 @@ def check_training() -> None:
     devices = jax.devices()[:4]
     sharding = shard_pair(shape, config, batch_size=ROWS, devices=devices)
     sharding = sharding.with_drafter(head.config.layer, shapes_of(head.init))
-    shardings = state_shardings(step, sharding)
-    state = state_shapes(step, shardings)
+    state = state_shapes(step, sharding)
+    shardings = jax.tree.map(lambda x: x.sharding, state)
     for moments in (state.params, state.opt_state[1][0].mu, state.opt_state[1][0].nu):
         query: Any = moments.layer.query
         assert query.sharding.shard_shape(query.shape) == (32, 16)

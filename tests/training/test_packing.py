@@ -7,12 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_jax.training.encode import EncodedExample
-from eagle_jax.training.packing import (
-    PackedRows,
-    hold_out,
-    pack,
-    rows_at,
-)
+from eagle_jax.training.packing import PackedRows, hold_out, pack, rows_at
 from tests.helpers import refused
 
 LENGTH = 12

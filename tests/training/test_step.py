@@ -21,22 +21,12 @@ from eagle_jax.heads.rows import PackedRows
 from eagle_jax.heads.settings import LevelLoss
 from eagle_jax.models import transformer
 from eagle_jax.models.transformer import Transformer
-from eagle_jax.parallel import (
-    WHOLE,
-    MeshShape,
-    PairSharding,
-    make_mesh,
-    shard_pair,
-)
-from eagle_jax.training.config import (
-    OptimizerConfig,
-    RunConfig,
-    TrainConfig,
-)
-from eagle_jax.training.data import TrainingData, prompts_of
+from eagle_jax.parallel import WHOLE, MeshShape, PairSharding, make_mesh, shard_pair
+from eagle_jax.training.config import OptimizerConfig, RunConfig, TrainConfig
+from eagle_jax.training.data import TrainingData
 from eagle_jax.training.encode import EncodedExample
 from eagle_jax.training.evaluate import Evaluation, make_evaluation
-from eagle_jax.training.loop import LogRow
+from eagle_jax.training.loop import log_row
 from eagle_jax.training.packing import pack
 from eagle_jax.training.step import (
     StepConfig,
@@ -58,7 +48,7 @@ CONFIG = StepConfig(
 
 
 @pytest.fixture(scope="module")
-def target_params() -> transformer.TransformerParams:
+def target_params() -> Any:
     return transformer.init_params(jax.random.key(0), CONFIG.target.config)
 
 
@@ -69,13 +59,15 @@ def rows() -> PackedRows:
     return pack([EncodedExample(tokens=t, loss_mask=mask) for t in tokens], 16)
 
 
+STEP = jax.jit(train_step, static_argnames=("config",))
+
+
 def step_of(config: StepConfig):
-    step = jax.jit(train_step, static_argnames=("config",), donate_argnames=("state",))
-    return lambda state, *rest: step(state, *rest, None, config=config)
+    return lambda state, *rest: STEP(state, *rest, None, config=config)
 
 
 def test_the_loss_falls_and_everything_compiles_once(
-    rows: PackedRows, target_params: transformer.TransformerParams
+    rows: PackedRows, target_params: Any
 ) -> None:
     traced = chex.assert_max_traces(train_step, 1)
     step = jax.jit(traced, static_argnames=("config",), donate_argnames=("state",))
@@ -91,14 +83,11 @@ def test_the_loss_falls_and_everything_compiles_once(
 
 
 def test_bfloat16_computes_but_float32_remembers(
-    rows: PackedRows, target_params: transformer.TransformerParams
+    rows: PackedRows, target_params: Any
 ) -> None:
-    config = dataclasses.replace(
-        CONFIG, dtype="bfloat16", target=Transformer(config=CONFIG.target.config)
-    )
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), target_params)
-    target = dataclasses.replace(config.target, dtype="bfloat16")
-    config = dataclasses.replace(config, target=target)
+    target = Transformer(config=CONFIG.target.config, dtype="bfloat16")
+    config = dataclasses.replace(CONFIG, dtype="bfloat16", target=target)
     state, metrics = step_of(config)(init_state(config, 0), half, rows)
     chex.assert_type(jax.tree.leaves(state.params), jnp.float32)
     _, exact = step_of(CONFIG)(init_state(CONFIG, 0), target_params, rows)
@@ -131,30 +120,22 @@ def test_a_step_leaves_the_tokens_that_a_head_knows_alone(
     assert np.abs(state.params.output_head - before).max() > 0
 
 
-def test_every_step_draws_other_noise(
-    rows: PackedRows, target_params: transformer.TransformerParams
-) -> None:
-    state = init_state(CONFIG, 0)  # The first step of the warm-up has rate 0.
-    state, first = step_of(CONFIG)(state, target_params, rows)
-    again = init_state(CONFIG, 0)
+def test_every_step_draws_other_noise(rows: PackedRows, target_params: Any) -> None:
+    begun = init_state(CONFIG, 0)  # The first step of the warm-up has rate 0.
+    state, first = step_of(CONFIG)(begun, target_params, rows)
     _, second = step_of(CONFIG)(state, target_params, rows)
-    _, repeated = step_of(CONFIG)(again, target_params, rows)
+    _, repeated = step_of(CONFIG)(begun, target_params, rows)
     assert float(first.loss) == float(repeated.loss) != float(second.loss)
 
 
 def test_evaluation_is_the_loss_without_noise(
-    rows: PackedRows, target_params: transformer.TransformerParams
+    rows: PackedRows, target_params: Any
 ) -> None:
     quiet = dataclasses.replace(CONFIG, loss=EagleLoss(noise=0.0))
     _, wanted = step_of(quiet)(init_state(CONFIG, 0), target_params, rows)
-    params = init_state(CONFIG, 0).params
-    found = jax.jit(eval_step, static_argnames=("config",))(
-        params,
-        target_params,
-        rows,
-        read_target(CONFIG, target_params, rows),
-        config=CONFIG,
-    )
+    features = read_target(CONFIG, target_params, rows)
+    given = init_state(CONFIG, 0).params, target_params, rows, features
+    found = jax.jit(eval_step, static_argnames=("config",))(*given, config=CONFIG)
     np.testing.assert_allclose(float(found.loss), float(wanted.loss), rtol=1e-6)
 
 
@@ -186,13 +167,12 @@ def capped(output_head: jax.Array, hidden: jax.Array) -> jax.Array:
 
 
 def test_a_head_learns_any_targets_features_or_given_ones(
-    rows: PackedRows, target_params: transformer.TransformerParams
+    rows: PackedRows, target_params: Any
 ) -> None:
-    step = jax.jit(train_step, static_argnames=("config",))
     state = init_state(CONFIG, 0)
-    _, wanted = step(state, target_params, rows, None, config=CONFIG)
+    _, wanted = STEP(state, target_params, rows, None, config=CONFIG)
     features = target_features(CONFIG.target, target_params, rows)
-    _, given = step(state, target_params, rows, features, config=CONFIG)
+    _, given = STEP(state, target_params, rows, features, config=CONFIG)
     np.testing.assert_allclose(float(given.loss), float(wanted.loss), rtol=1e-6)
     config = dataclasses.replace(
         CONFIG, target=Foreign(CONFIG.target), tables=tables_of
@@ -210,54 +190,54 @@ def test_a_head_learns_any_targets_features_or_given_ones(
     assert transformer.unembed_with(3.0) is transformer.unembed_with(3.0)
 
 
-@pytest.mark.parametrize("is_foreign", [False, True])
-def test_what_a_limit_cuts_off_is_in_no_round(
-    rows: PackedRows, target_params: transformer.TransformerParams, is_foreign: bool
-) -> None:
-    config: StepConfig = CONFIG
-    params: Any = target_params
-    sharding = shard_pair(MeshShape(), CONFIG.target.config, batch_size=4)
-    if is_foreign:
-        target = Foreign(CONFIG.target)
-        config = dataclasses.replace(CONFIG, target=target, tables=tables_of)
-        params = {"all of it": target_params}
-        sharding = PairSharding(mesh=make_mesh(MeshShape(), 1), target=WHOLE)
+def tokens_per_round(
+    rows: PackedRows,
+    config: StepConfig,
+    target_params: Any,
+    tree: TreeConfig,
+    new_tokens: int,
+    sharding: PairSharding | None = None,
+) -> float | None:
+    """What a new head emits per round, with this tree, after two prompts."""
+    whole = shard_pair(MeshShape(), CONFIG.target.config, batch_size=4)
     evaluate = make_evaluation(
         TrainingData(rows=rows, held_out=rows, prompts=[[1, 2, 3], [4]]),
         functools.partial(read_target, config),
         config=TrainConfig(
-            # Every token is a child of the root, so that one is accepted for certain.
-            tree=TreeConfig(num_nodes=65, depth=1, width=64),
-            run=RunConfig(batch_size=4, eval_new_tokens=2),
+            tree=tree, run=RunConfig(batch_size=4, eval_new_tokens=new_tokens)
         ),
         step_config=config,
-        sharding=sharding,
+        sharding=sharding or whole,
     )
-    found = evaluate(init_state(CONFIG, 0).params, params)
-    assert found.tokens_per_round == 1.0
+    params = config.head.init(jax.random.key(0))
+    return evaluate(params, target_params).tokens_per_round
+
+
+@pytest.mark.parametrize("is_foreign", [False, True])
+def test_what_a_limit_cuts_off_is_in_no_round(
+    rows: PackedRows, target_params: Any, is_foreign: bool
+) -> None:
+    given: tuple[StepConfig, Any] = CONFIG, target_params
+    sharding = None
+    if is_foreign:
+        target = Foreign(CONFIG.target)
+        config = dataclasses.replace(CONFIG, target=target, tables=tables_of)
+        given = config, {"all of it": target_params}
+        sharding = PairSharding(mesh=make_mesh(MeshShape(), 1), target=WHOLE)
+    # Every token is a child of the root, so that one is accepted for certain.
+    tree = TreeConfig(num_nodes=65, depth=1, width=64)
+    assert tokens_per_round(rows, *given, tree, 2, sharding) == 1.0
 
 
 def test_medusas_heads_are_measured_with_the_tree_that_they_draft(
-    rows: PackedRows, target_params: transformer.TransformerParams
+    rows: PackedRows, target_params: Any
 ) -> None:
-    layer = CONFIG.target.config.layer
-    heads = MedusaHeads(
-        config=MedusaConfig(
-            num_heads=2, num_layers=1, hidden_size=layer.hidden_size, vocab_size=64
-        )
-    )
-    evaluate = make_evaluation(
-        TrainingData(rows=rows, held_out=rows, prompts=[[1, 2, 3], [4]]),
-        functools.partial(read_target, CONFIG),
-        # A tree that drafts nothing, in which every round emits one token.
-        config=TrainConfig(
-            tree=TreeConfig(depth=0), run=RunConfig(batch_size=4, eval_new_tokens=24)
-        ),
-        step_config=dataclasses.replace(CONFIG, head=heads, loss=LevelLoss()),
-        sharding=shard_pair(MeshShape(), CONFIG.target.config, batch_size=4),
-    )
-    found = evaluate(heads.init(jax.random.key(0)), target_params)
-    assert (found.tokens_per_round or 0) > 1
+    sizes = {"hidden_size": CONFIG.target.config.layer.hidden_size, "vocab_size": 64}
+    heads = MedusaHeads(config=MedusaConfig(num_heads=2, num_layers=1, **sizes))
+    config = dataclasses.replace(CONFIG, head=heads, loss=LevelLoss())
+    # A tree that drafts nothing, in which every round emits one token.
+    tree = TreeConfig(depth=0)
+    assert (tokens_per_round(rows, config, target_params, tree, 24) or 0) > 1
 
 
 def test_what_was_not_measured_is_neither_shown_nor_logged_as_a_number() -> None:
@@ -265,11 +245,9 @@ def test_what_was_not_measured_is_neither_shown_nor_logged_as_a_number() -> None
     found = Evaluation(loss=1.0, agreement=0.5, chain_length=0.0, tokens_per_round=None)
     assert found.summary() == "loss 1.0000 | agreement 0.500 | - tokens/round"
     means = {"loss": 1.0, "feature_loss": math.nan}
-    row = LogRow(
-        step=1, tokens=2, metrics=means, tokens_per_second=3.0, evaluation=found
-    )
+    row = log_row(1, 2, means, 3.0, found)
     names = "step tokens loss tokens_per_second held_out_loss held_out_agreement"
-    assert set(row.columns()) == set(names.split())
+    assert set(row) == set(names.split())
 
 
 def test_gradients_are_clipped() -> None:
@@ -303,19 +281,3 @@ def test_the_rate_rises_and_falls_in_straight_lines(
         updates, state = optimizer.update({"w": jnp.full(1, 0.1)}, state, params)
         rates.append(-float(updates["w"][0]))
     np.testing.assert_allclose(rates, wanted, atol=1e-4)
-
-
-def test_prompts_end_where_the_answer_begins() -> None:
-    def sample(*mask: int) -> EncodedExample:
-        return EncodedExample(
-            tokens=np.arange(len(mask), dtype=np.int32),
-            loss_mask=np.array(mask, bool),
-        )
-
-    chat, plain = sample(0, 0, 0, 0, 1, 1), sample(*[0] + [1] * 7)
-    long = sample(*[0] + [1] * 40)
-    found = prompts_of([chat, plain, sample(0, 1), long], count=9, max_tokens=20)
-    assert [len(prompt) for prompt in found] == [4, 4, 1, 16]
-    assert found[0] == [0, 1, 2, 3]
-    assert prompts_of([chat] * 5, count=2, max_tokens=4) == [[0, 1, 2, 3]] * 2
-    assert prompts_of([chat, sample(0, 1)], count=2, max_tokens=3) == [[0]]

@@ -19,18 +19,14 @@ from eagle_jax.engine.pairs import open_pair
 from eagle_jax import checkpoints
 from eagle_jax.config import StaticConfig, TreeConfig
 from eagle_jax.heads import HEADS, export_head
+from eagle_jax.heads.eagle3.loss import Eagle3Loss
 from eagle_jax.logs import JsonLines
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import unembed_with
 from eagle_jax.parallel import MeshShape
 from eagle_jax.training import trainer
 from eagle_jax.training.checkpoint import FEATURES, LOG
-from eagle_jax.training.config import (
-    DataConfig,
-    RunConfig,
-    TrainConfig,
-    new_head,
-)
+from eagle_jax.training.config import DataConfig, RunConfig, TrainConfig, new_head
 from eagle_jax.training.conversations import fingerprint
 from eagle_jax.training.trainer import Trained, TrainJob, train_head
 from tests import tiny
@@ -39,13 +35,8 @@ from tests.helpers import file_bytes, refused
 TREE = TreeConfig(num_nodes=5, depth=2, width=2)
 CONFIG = TrainConfig(data=DataConfig(row_length=32), run=RunConfig(batch_size=1))
 # One step that changes no weight.
-STILL: dict[str, Any] = {
-    "steps": 1,
-    "learning_rate": 1e-30,
-    "eval_prompts": 1,
-    "eval_new_tokens": 4,
-}
-STILL |= {"tree": TREE}
+STILL: dict[str, Any] = {"steps": 1, "learning_rate": 1e-30, "tree": TREE}
+STILL |= {"eval_prompts": 1, "eval_new_tokens": 4}
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +159,7 @@ def test_a_head_has_the_sizes_that_are_set() -> None:
     refused(lambda: layer(num_kv_heads=3), "num_kv_heads = 3", "num_heads = 4")
 
 
-SMALL = {"draft_heads": 2, "head_layers": 1}
+SHORT = Eagle3Loss(alignment=2)  # A compilation traces every level.
 VARIED = {
     "draft_vocab_size": 40,
     "has_feature_norms": True,
@@ -179,59 +170,87 @@ VARIED = {
     "sliding_window": 8,
     "num_layers": 2,
 }
-SHORT = {"block_size": 3, "num_layers": 1, "markov_rank": 4, "feature_layers": "0"}
 
 
 @pytest.mark.parametrize(
-    ("kind", "sizes"),
-    [("eagle3", VARIED), ("hydra", SMALL), ("dspark", SHORT)],
+    ("pair", "kind", "sizes"),
+    [
+        ("eagle3_pair", "eagle3", VARIED),
+        ("tiny_pair", "hydra", {"draft_heads": 2, "head_layers": 1}),
+    ],
 )
 def test_heads_of_every_kind_are_exported_and_drafted_with(
-    eagle3_pair: Path,
-    tiny_pair: Path,
+    request: pytest.FixtureRequest,
     data: Path,
     tmp_path: Path,
+    pair: str,
     kind: Any,
     sizes: Any,
 ) -> None:
-    folder = eagle3_pair if kind == "eagle3" else tiny_pair
+    folder = request.getfixturevalue(pair)
     settings = STILL | {"steps": 2, "learning_rate": 0.01, "cache_features": True}
     settings["head"] = HEADS[kind].Settings(**sizes)
+    if kind == "eagle3":
+        settings["loss"] = SHORT
     trained = train(folder, data, tmp_path / "run", **settings)
-    assert trained.data.features is not None
-    target, tree = str(folder / "target"), TREE
+    assert (tmp_path / "run" / FEATURES).is_file()
+    target, head, tree = str(folder / "target"), str(trained.head), TREE
     if kind == "hydra":
         choices = tmp_path / "choices.json"
         choices.write_text("[[0], [1], [0, 0], [1, 0]]")
         tree = StaticConfig(choices=str(choices))
     method = "eagle2" if kind == "eagle3" else kind
-    plain = load_pair(target, method="autoregressive")
-    pair = load_pair(target, str(trained.head), method=method, tree=tree)
     plain, drafted = (
-        loaded.generate("ten hats", max_new_tokens=12) for loaded in (plain, pair)
+        one.generate("ten hats", max_new_tokens=12)[0]
+        for one in (
+            load_pair(target, method="autoregressive"),
+            load_pair(target, head, method=method, tree=tree),
+        )
     )
-    assert drafted[0].token_ids == plain[0].token_ids
-    assert drafted[0].accept_lengths
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.accept_lengths
 
 
 def tensors_of(head: Path) -> dict[str, np.ndarray]:
     return safetensors.numpy.load_file(head / "model.safetensors")
 
 
-def test_a_head_that_is_trained_further_keeps_what_no_setting_names(
-    eagle3_pair: Path, data: Path, tmp_path: Path
-) -> None:
-    begun, kind = tmp_path / "begun", HEADS["eagle3"]
+@pytest.fixture(scope="module")
+def further(
+    eagle3_pair: Path, data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Path, functools.partial[Trained]]:
+    """Sizes that no setting names, a head of them, and its training, which is over."""
+    folder, kind = tmp_path_factory.mktemp("further"), HEADS["eagle3"]
     usual: Any = kind.read_config(eagle3_pair / "head")
     layer = dataclasses.replace(usual.layer, rope=RopeConfig(theta=77.0))
     sizes = dataclasses.replace(usual, layer=layer, has_feature_norms=True)
-    head = kind(config=sizes)
+    head, begun = kind(config=sizes), folder / "begun"
     export_head(begun, head, head.init(jax.random.key(0)))
-    given = {"head": kind.Settings(), "begin_with": str(begun)}
-    further = train(eagle3_pair, data, tmp_path / "further", **STILL, **given)
-    assert kind.read_config(further.head) == sizes
-    kept, given = tensors_of(further.head), tensors_of(begun)
+    given = STILL | {"head": kind.Settings(), "loss": SHORT, "begin_with": str(begun)}
+    run = functools.partial(train, eagle3_pair, data, folder / "run", **given)
+    run()
+    return sizes, begun, run
+
+
+def test_a_head_that_is_trained_further_keeps_what_no_setting_names(
+    further: tuple[Any, Path, functools.partial[Trained]],
+) -> None:
+    sizes, begun, run = further
+    trained = run.args[2] / "head"
+    assert HEADS["eagle3"].read_config(trained) == sizes
+    kept, given = tensors_of(trained), tensors_of(begun)
     chex.assert_trees_all_close(kept, given, rtol=0, atol=1e-20)
+
+
+def test_a_finished_run_keeps_what_was_added_to_its_head(
+    further: tuple[Any, Path, functools.partial[Trained]],
+) -> None:
+    *_, run = further
+    head = run.args[2] / "head"
+    (head / "calibration.json").write_text("{}")
+    before = file_bytes(head)
+    assert run(resume=True).summary == "finished before"
+    assert file_bytes(head) == before
 
 
 def test_a_head_learns_from_the_logits_that_its_target_has(
@@ -248,28 +267,37 @@ def test_a_head_learns_from_the_logits_that_its_target_has(
     assert step.unembed is unembed_with(3.0)
 
 
+def with_table(head: Path, folder: Path, table: np.ndarray) -> Path:
+    """A copy of a head, with another embedding table."""
+    shutil.copytree(head, folder)
+    tensors = tensors_of(head) | {"embed_tokens.weight": table}
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
 def test_a_table_is_the_targets_if_it_is_in_the_type_of_the_run(
     tiny_pair: Path, data: Path, tmp_path: Path
 ) -> None:
     """A run in bfloat16 exports the table rounded, and goes on with what it exports."""
-    target, further = tiny_pair / "target", tiny_pair / "head"
-    for name in ("first", "second"):
-        given = {"dtype": "bfloat16", "begin_with": str(further)}
-        further = train(tiny_pair, data, tmp_path / name, **STILL | given).head
-    table = tensors_of(further)["embed_tokens.weight"]
-    exact = np.asarray(checkpoints.read_embedding(target, "float32"))
-    assert (table != exact).any()
-    np.testing.assert_array_equal(table, exact.astype(ml_dtypes.bfloat16))
+    exact = np.asarray(checkpoints.read_embedding(tiny_pair / "target", "float32"))
+    rounded = exact.astype(ml_dtypes.bfloat16).astype(np.float32)
+    begun = with_table(tiny_pair / "head", tmp_path / "begun", rounded)
+    given = STILL | {"dtype": "bfloat16", "begin_with": str(begun)}
+    # One that is stored exactly is the target's, too.
+    stored = given | {"begin_with": str(tiny_pair / "head"), "batch_size": 4000}
+    run = functools.partial(train, tiny_pair, data, tmp_path / "run")
+    refused(lambda: run(**stored), "batch_size = 4000")
+    head = run(**given).head
+    assert (rounded != exact).any()
+    np.testing.assert_array_equal(tensors_of(head)["embed_tokens.weight"], rounded)
 
 
 def test_heads_of_another_kind_or_size_are_not_trained_further(
     eagle3_pair: Path, tiny_pair: Path, data: Path, tmp_path: Path
 ) -> None:
     eagle2, eagle3 = tiny_pair / "head", eagle3_pair / "head"
-    own = Path(shutil.copytree(eagle2, tmp_path / "own"))
-    tensors = tensors_of(eagle2)
-    tensors["embed_tokens.weight"] = tensors["embed_tokens.weight"] + 1
-    safetensors.numpy.save_file(tensors, own / "model.safetensors")
+    table = tensors_of(eagle2)["embed_tokens.weight"] + 1
+    own = with_table(eagle2, tmp_path / "own", table)
 
     def begin(folder: Path, *named: str, kind: Any = "eagle2", **sizes: Any) -> None:
         output, head = tmp_path / "run", HEADS[kind].Settings(**sizes)
@@ -286,14 +314,3 @@ def test_heads_of_another_kind_or_size_are_not_trained_further(
     fields = json.loads((eagle2 / "config.json").read_text()) | {"head_dim": 6}
     (own / "config.json").write_text(json.dumps(fields))
     begin(own, "q_proj.weight has shape (32, 32)")
-
-
-def test_a_finished_run_keeps_what_was_added_to_its_head(
-    tiny_pair: Path, data: Path, tmp_path: Path
-) -> None:
-    run = functools.partial(train, tiny_pair, data, tmp_path / "run", **STILL)
-    head = run().head
-    (head / "calibration.json").write_text("{}")
-    before = file_bytes(head)
-    assert run(resume=True).summary == "finished before"
-    assert file_bytes(head) == before
