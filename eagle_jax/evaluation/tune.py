@@ -61,76 +61,68 @@ def show(tree: Tree, method: Method = _DEFAULT) -> str:
     return "/".join(str(getattr(tree, name)) for name in sizes(method))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Timing:
-    """The measurements of one way of decoding.
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Trial:
+    """A tree and its measurements.
 
     Attributes:
+        tree: The tree; `None` for plain decoding.
+        plain: The measurements of plain decoding, which go on after a tree was dropped.
         tokens: The decoded tokens of one measurement, without the prefills' own.
         tokens_per_round: The decoded tokens per round of a row.
         seconds: The time of each measurement without prefills, in seconds.
     """
 
-    tokens: int
-    tokens_per_round: float
-    seconds: tuple[float, ...]
+    tree: Tree
+    plain: "Trial | None" = None
+    tokens: int = 0
+    tokens_per_round: float = 1.0
+    seconds: list[float] = dataclasses.field(default_factory=list)
 
-    def speedup(self, plain: "Timing") -> float:
-        """Returns the speed over plain decoding's, the median over measurements."""
-        # Plain decoding is measured on after a tree was dropped.
+    @property
+    def speedup(self) -> float:
+        """The speed over plain decoding's, the median over measurements."""
+        plain = self.plain or self
         pairs = zip(self.seconds, plain.seconds, strict=False)
         per_second = [theirs / ours for ours, theirs in pairs]
         return statistics.median(per_second) * self.tokens / plain.tokens
 
+    def take(self, texts: Sequence[Text]) -> None:
+        """Takes in one measurement of all texts.
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Trial:
-    """A tree with its figures.
-
-    Attributes:
-        tree: The tree.
-        tokens_per_round: The tokens per round.
-        speedup: The speed over plain decoding's.
-    """
-
-    tree: Tree
-    tokens_per_round: float
-    speedup: float
+        Raises:
+            InputError: If no text has a second token.
+        """
+        lengths = [len(text.token_ids) for text in texts]
+        rounds = sum(len(text.accept_lengths) for text in texts)
+        if not (tokens := decoded_tokens(lengths)):
+            raise InputError("every text ends with its first token; give other prompts")
+        self.tokens = tokens
+        # Plain decoding has no rounds: each of its steps gives a token.
+        self.tokens_per_round = tokens_per_round(lengths, rounds) or 1.0
+        self.seconds.append(sum(text.decode_seconds for text in texts))
 
 
 def halve(
-    trees: Sequence[Tree],
-    measure: Callable[[Sequence[Tree | None]], Mapping[Tree | None, Timing]],
+    trials: Sequence[Trial], measure: Callable[[Sequence[Trial]], None]
 ) -> list[Trial]:
     """Measures trees, drops the slower half, and again until two or one are measured.
 
     Args:
-        trees: The trees, which all differ.
-        measure: The function that measures trees, and plain decoding where one is
-            `None`, once more, and returns all their measurements so far.
+        trials: The trees, which all differ.
+        measure: The function that measures trees, and plain decoding, once more.
 
     Returns:
         The trees, those that were measured longest first, the quickest of these first.
     """
-    dropped: list[Trial] = []
-    left = list(trees)
+    left, dropped = list(trials), list[Trial]()
     while True:
-        timings = measure([None, *left])
-        plain = timings[None]
-        trials = [
-            Trial(
-                tree=tree,
-                tokens_per_round=timings[tree].tokens_per_round,
-                speedup=timings[tree].speedup(plain),
-            )
-            for tree in left
-        ]
-        trials.sort(key=lambda trial: -trial.speedup)
+        measure(left)
+        left.sort(key=lambda trial: -trial.speedup)
         if len(left) <= 2:
-            return trials + dropped
+            return left + dropped
         kept = -(-len(left) // 2)
-        left = [trial.tree for trial in trials[:kept]]
-        dropped = trials[kept:] + dropped
+        left, dropped = left[:kept], left[kept:] + dropped
 
 
 def run_trials(
@@ -156,52 +148,34 @@ def run_trials(
         InputError: If no text has a second token.
     """
     texts = {way: pair.texts(prompts) for way, pair in pairs.items()}
-    plain = empty_engine_for(pairs[None], texts[None], batch_size)
+    shape = empty_engine_for(pairs[None], texts[None], batch_size)
+    size, length = shape.batch_size, shape.max_length
 
-    def engine(pair: Pair) -> Engine:
-        size, length = plain.batch_size, plain.max_length
-        return pair.engine(batch_size=size, max_length=length)
+    def engine(way: Tree | None) -> Engine:
+        return pairs[way].engine(batch_size=size, max_length=length)
 
     with progress("compiling", len(pairs)) as done:
-        for number, (way, pair) in enumerate(pairs.items(), 1):
-            engine(pair).warm_up(texts[way])
+        for number, way in enumerate(pairs, 1):
+            engine(way).warm_up(texts[way])
             done(number)
-    timings: dict[Tree | None, Timing] = {}
+    plain = Trial(tree=None)
 
-    def measure(ways: Sequence[Tree | None]) -> Mapping[Tree | None, Timing]:
-        with progress(f"{len(ways) - 1} trees", repeats) as done:
+    def measure(left: Sequence[Trial]) -> None:
+        trials = [plain, *left]
+        with progress(f"{len(left)} trees", repeats) as done:
             for repeat in range(repeats):
-                for start in range(0, len(prompts), plain.batch_size):
-                    batch = slice(start, start + plain.batch_size)
-                    for way in ways:
-                        one = engine(pairs[way])
-                        for text in texts[way][batch]:
+                for start in range(0, len(prompts), size):
+                    for trial in trials:
+                        one = engine(trial.tree)
+                        for text in texts[trial.tree][start : start + size]:
                             one.add(text)
                         collections.deque(one.run(), maxlen=0)
-                for way in ways:
-                    before = timings[way].seconds if way in timings else ()
-                    timing = _timing(texts[way])
-                    timings[way] = dataclasses.replace(
-                        timing, seconds=before + timing.seconds
-                    )
+                for trial in trials:
+                    trial.take(texts[trial.tree])
                 done(repeat + 1)
-        return timings
 
-    return halve([tree for tree in pairs if tree is not None], measure)
-
-
-def _timing(texts: Sequence[Text]) -> Timing:
-    """Returns one measurement of all texts."""
-    lengths = [len(text.token_ids) for text in texts]
-    if not (tokens := decoded_tokens(lengths)):
-        raise InputError("every text ends with its first token; give other prompts")
-    rounds = sum(len(text.accept_lengths) for text in texts)
-    return Timing(
-        tokens=tokens,
-        # Plain decoding has no rounds: each of its steps gives a token.
-        tokens_per_round=tokens_per_round(lengths, rounds) or 1.0,
-        seconds=(sum(text.decode_seconds for text in texts),),
-    )
+    trees = [tree for tree in pairs if tree is not None]
+    return halve([Trial(tree=tree, plain=plain) for tree in trees], measure)
 
 
 def verdict(best: Trial, method: Method) -> str:

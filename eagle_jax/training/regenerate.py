@@ -11,7 +11,7 @@ beside it, nor on the drafter.
 import collections
 import dataclasses
 import itertools
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,32 @@ import numpy as np
 from eagle_jax.checkpoints import check_max_length, resolve
 from eagle_jax.config import require
 from eagle_jax.decoding.requests import bucket_rows
-from eagle_jax.engine import Engine, Pair, PairConfig, Text
+from eagle_jax.decoding.state import StopReason
+from eagle_jax.engine import Pair, PairConfig, Text
 from eagle_jax.engine.calls import check_memory
 from eagle_jax.engine.converse import converse
 from eagle_jax.engine.open import open_pair
+from eagle_jax.engine.wording import RefusedError, encode
 from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart
 from eagle_jax.logs import JsonLines, read_log
 from eagle_jax.parsing import check_type, parse_json, value_at
 from eagle_jax.reporting import Progress, Report, say_nothing, show_nothing
-from eagle_jax.training.conversations import check_ids, fingerprint, read_examples
-from eagle_jax.training.encode import check_template
-from eagle_jax.training.tasks import Task, example_tasks, sample_tasks
+from eagle_jax.training.conversations import (
+    Example,
+    check_ids,
+    fingerprint,
+    read_examples,
+)
+from eagle_jax.training.encode import check_template, encode_prompt
+
+Record = dict[str, Any]
+"""A text that was written, as a line of the output has it."""
+
+Task = Generator[Text, Any, Record | None]
+"""A text in the making: it yields each answer that is to be written, and goes on once
+that has ended. It returns the record to keep, `None` if nothing was answered.
+"""
 
 _RECORDED = """temperature top_p top_k min_p seed acceptance max_new_tokens max_length
     dtype quantization ignore_eos"""
@@ -140,8 +154,8 @@ def regenerate_file(
     check_max_length(pair.sizes, max_length)
     least = min(max_length, 1 + request.max_new_tokens)
     check_memory(pair, batch_size=1, max_length=least)
-    counts = Counts()
-    tasks, total = _tasks(job, config, pair, counts.refused, report)
+    writer = Writer(pair=pair, seed=request.seed, max_length=max_length)
+    tasks, total = _tasks(job, writer, report)
     settings = _settings(job, config, pair, max_length)
     with JsonLines(output, settings, overwrite=job.overwrite) as lines:
         first = next_index(output)
@@ -152,9 +166,11 @@ def regenerate_file(
         batch_size = min(config.batch_size, bucket_rows(total - first))
         report(f"loading {job.target}")
         engine = pair.engine(batch_size=batch_size, max_length=max_length)
-        written = regenerate(tasks, engine, seed=request.seed, first=first)
+        left = itertools.islice(tasks, first, None)
+        written = converse(engine, left, ahead=batch_size)
+        counts = Counts(refused=writer.refused)
         with progress("regenerating", total, first) as update:
-            for index, record in written:
+            for index, record in _in_order(written, first):
                 if record is None:
                     counts.left_out += 1
                 else:
@@ -171,44 +187,16 @@ def regenerate_file(
     return counts
 
 
-def regenerate(
-    tasks: Iterable[Task], engine: Engine, *, seed: int, first: int = 0
-) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Lets the target write every text; a text is begun when another has ended.
-
-    Args:
-        tasks: The texts; those before `first` are skipped.
-        engine: What answers prompts; one that leaves no room ends its text.
-        seed: The run's seed.
-        first: The number of the first text that is still to be written.
-
-    Yields:
-        The number of a text and its record, in order; `None` where no prompt had room.
-    """
-    left = itertools.islice(enumerate(tasks), first, None)
-    asked = (_ask(task, engine, seed, index) for index, task in left)
-    done, shown = dict[int, dict[str, Any] | None](), first
-    for number, record in converse(engine, asked, ahead=engine.batch_size):
+def _in_order(
+    written: Iterable[tuple[int, Record | None]], first: int
+) -> Iterator[tuple[int, Record | None]]:
+    """Yields the records of texts in the order of their numbers, from `first` on."""
+    done, shown = dict[int, Record | None](), first
+    for number, record in written:
         done[first + number] = record
         while shown in done:
             yield shown, done.pop(shown)
             shown += 1
-
-
-def _ask(
-    task: Task, engine: Engine, seed: int, index: int
-) -> Generator[Text, Text, dict[str, Any] | None]:
-    """Writes one text, whose turns draw with seeds of their own."""
-    answer, pair = None, engine.pair
-    try:
-        for turn in itertools.count():
-            prompt = task.send(answer)
-            if len(prompt) >= engine.max_length:
-                task.send(None)  # It has no room, and ends.
-            own = pair.request(seed=seed_of(seed, index, turn))
-            answer = yield pair.text(prompt, own)
-    except StopIteration as end:
-        return end.value
 
 
 def seed_of(seed: int, index: int, turn: int) -> int:
@@ -226,28 +214,22 @@ def seed_of(seed: int, index: int, turn: int) -> int:
 
 
 def _tasks(
-    job: RegenerateJob,
-    config: PairConfig,
-    pair: Pair,
-    refused: list[str],
-    report: Report,
-) -> tuple[Iterable[Task], int]:
+    job: RegenerateJob, writer: "Writer", report: Report
+) -> tuple[Iterator[Task], int]:
     """Returns the texts to write, and their number."""
-    tokenizer = pair.tokenizer
     if job.samples is not None:
-        return sample_tasks(tokenizer, job.samples), job.samples
+        return writer.samples(job.samples), job.samples
     assert job.data is not None
     found = read_examples(job.data, need_answers=False)
     report(f"{job.data}: {found.summary()}")
     examples = found.examples
     if any(example.messages for example in examples):
-        check_template(tokenizer)
+        check_template(writer.pair.tokenizer)
     for example in examples:
         if not example.messages:
-            check_ids(example.where, example.ids, pair.vocab_size)
+            check_ids(example.where, example.ids, writer.pair.vocab_size)
     prefixes = (job.min_prefix, job.max_prefix)
-    tasks = example_tasks(tokenizer, examples, prefixes, config.request.seed, refused)
-    return tasks, len(examples)
+    return writer.continued(examples, prefixes), len(examples)
 
 
 def _settings(
@@ -273,3 +255,125 @@ def next_index(output: Path) -> int:
     if value_at(record, "run") is not None:
         return 0
     return check_type(int, value_at(record, "index"), f"{where}: index") + 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Writer:
+    """What makes the texts of a run.
+
+    Attributes:
+        pair: What writes; conversations need its chat template.
+        seed: The run's seed.
+        max_length: The most tokens of a prompt and its text together; a prompt that
+            leaves no room ends its text.
+        refused: The list that gets a line for each conversation that the chat template
+            refuses from some turn on.
+    """
+
+    pair: Pair
+    seed: int
+    max_length: int
+    refused: list[str] = dataclasses.field(default_factory=list)
+
+    def samples(self, count: int) -> Iterator[Task]:
+        """Returns texts from the start token alone.
+
+        Raises:
+            InputError: If the tokenizer has no start token.
+        """
+        start = self.pair.tokenizer.bos_token_id
+        if start is None:
+            raise InputError(
+                "`samples` needs a start token, but the target's tokenizer has none; "
+                "give `data`"
+            )
+        return (self._go_on([start], index) for index in range(count))
+
+    def continued(
+        self, examples: Sequence[Example], prefixes: tuple[int, int]
+    ) -> Iterator[Task]:
+        """Yields a text for each example: its answered turns, or what follows a prefix.
+
+        Args:
+            examples: The examples that `read_examples` returned.
+            prefixes: The fewest and the most tokens of a prefix, start token not
+                counted; its length depends on the seed and on the example's number.
+        """
+        tokenizer = self.pair.tokenizer
+        for index, example in enumerate(examples):
+            if example.messages:
+                yield self._answer_turns(example, index)
+                continue
+            if example.ids is not None:
+                ids = example.ids.tolist()
+            else:
+                ids = encode(tokenizer, example.text or "")
+            start = int(ids[0] == tokenizer.bos_token_id)
+            length = len(ids) - start
+            low, high = (min(bound, length) for bound in prefixes)
+            kept = int(
+                np.random.default_rng((self.seed, index)).integers(low, high + 1)
+            )
+            yield self._go_on(ids[: max(1, start + kept)], index)
+
+    def _ask(self, prompt: list[int], index: int, turn: int = 0) -> Text | None:
+        """Returns the text after a prompt, `None` where there is no room."""
+        if len(prompt) >= self.max_length:
+            return None
+        request = self.pair.request(seed=seed_of(self.seed, index, turn))
+        return self.pair.text(prompt, request)
+
+    def _go_on(self, prompt: list[int], index: int) -> Task:
+        """Writes the text after a start token, or after a document's beginning.
+
+        Its record has `text`, `ids` and a `loss_mask` of what was generated.
+        """
+        if (answer := self._ask(prompt, index)) is None:
+            return None
+        yield answer
+        before = self.pair.tokenizer.decode(
+            prompt, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return {
+            "text": before + answer.text,
+            "ids": prompt + answer.token_ids,
+            "loss_mask": [0] * len(prompt) + [1] * len(answer.token_ids),
+        }
+
+    def _answer_turns(self, example: Example, index: int) -> Task:
+        """Answers a conversation, of which the user's turns and the system's are kept.
+
+        It ends early after an answer that a limit cut off, which no user has replied
+        to, and before a turn that the chat template refuses. Its record has `messages`,
+        and `ids` with the `loss_mask` of all answers: the last answer's ids are those
+        that were generated, earlier ones are encoded from their text, as the target
+        read them.
+        """
+        waiting = [dict(m) for m in example.messages if m["role"] != "assistant"]
+        messages: list[dict[str, str]] = []
+        record, turn = None, 0
+        while waiting:
+            messages.append(waiting.pop(0))
+            if messages[-1]["role"] == "system" and waiting:
+                messages.append(waiting.pop(0))
+            try:
+                asked = encode_prompt(self.pair.tokenizer, messages, example.where)
+            except RefusedError as error:
+                self.refused.append(str(error))
+                break
+            answer = self._ask(asked.tokens.tolist(), index, turn)
+            if answer is None:
+                break
+            yield answer
+            # Templates put the space between header and answer themselves.
+            messages.append({"role": "assistant", "content": answer.text.strip()})
+            mask = asked.loss_mask.astype(int).tolist()
+            record = {
+                "messages": list(messages),
+                "ids": answer.prompt_ids + answer.token_ids,
+                "loss_mask": mask + [1] * len(answer.token_ids),
+            }
+            turn += 1
+            if answer.stop_reason != StopReason.STOP_TOKEN:
+                break
+        return record

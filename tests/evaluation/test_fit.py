@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from eagle_jax.engine.pairs import LoadedPair
 
 from eagle_jax.checkpoints.draft_files import Kind, load_calibration
 from eagle_jax.config import TreeConfig
 from eagle_jax.drafting.calibration import UNCALIBRATED, Confidence
 from eagle_jax.engine.config import PairConfig
+from eagle_jax.engine.pair import Pair
 from eagle_jax.engine.request import Request
 from eagle_jax.evaluation import fit
 from eagle_jax.evaluation.fit import (
@@ -163,9 +163,8 @@ def test_a_fit_does_not_depend_on_how_prompts_are_batched(
     monkeypatch.setattr(fit, "CONFIDENCES", one_each)
     tree = TreeConfig(num_nodes=6, depth=2, width=3)
     target, drafter, params = tiny.pair(tiny.TARGET, tiny.HEAD, tree)
-    pair = LoadedPair(
-        target=target, drafter=drafter, params=params, tokenizer=None, stop_tokens=()
-    )
+    sizes: dict[str, Any] = {"vocab_size": 64, "max_positions": 512}
+    pair = Pair.of(target, params, drafter=drafter, **sizes)
     prompts = [[1, 2, 3], [4], [5, 6]]
 
     def fits(size: int) -> dict[Kind, Fit]:

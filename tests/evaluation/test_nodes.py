@@ -45,7 +45,7 @@ def test_no_node_is_more_than_certain() -> None:
     assert tried_in([certain])["log_confidence"].tolist() == [0.0]
 
 
-def test_running_rows_are_taken_out_of_a_round() -> None:
+def test_a_tree_is_that_of_a_round_and_what_was_accepted_in_it() -> None:
     drafted = DraftTree(
         tokens=jnp.arange(8),
         parents=jnp.array(PARENTS),
@@ -56,14 +56,10 @@ def test_running_rows_are_taken_out_of_a_round() -> None:
     accepted = verify(
         drafted, lambda node, _: match_child(drafted, node, target[node]), depth=3
     )
-    twice = jax.tree.map(lambda x: np.stack([np.zeros_like(x), x]), (drafted, accepted))
     done = Round(
-        tree=twice[0],
-        acceptance=twice[1],
-        tokens=jnp.zeros((2, 4), jnp.int32),
-        count=jnp.array([0, 3]),
+        tree=drafted, acceptance=accepted, tokens=jnp.zeros(4, int), count=jnp.array(3)
     )
-    (taken,) = VerifiedTree.of(done)
+    taken = VerifiedTree.of(jax.device_get(done))
     assert taken.accepted == [1, 5]
     assert math.exp(taken.log_values[5]) == pytest.approx(0.4)
 

@@ -10,7 +10,6 @@ from eagle_jax.config import TreeConfig, load_config
 from eagle_jax.engine.config import PairConfig
 from eagle_jax.evaluation.tune import (
     MOST_TREES,
-    Timing,
     Tree,
     Trial,
     halve,
@@ -24,12 +23,16 @@ from tests.helpers import refused
 TUNED = [name for name, method in METHODS.items() if method.trials]
 
 
-def read_back(file: Path, best: Trial, method: str, *shown: str) -> PairConfig:
+def read_back(
+    file: Path, tree: Tree, speedup: float, method: str, *shown: str
+) -> PairConfig:
     """What the settings file says that is written when a tree was the quickest."""
+    plain = Trial(tree=None, tokens=1, seconds=[speedup])
+    best = Trial(tree=tree, plain=plain, tokens=1, tokens_per_round=2.0, seconds=[1.0])
     config = PairConfig(method=method, batch_size=3, dtype="float32")
     text = settings_file(best, config, comments=("target a\nb",))
     assert all(words in text for words in shown)
-    assert ("no tree pays" in text) == (best.speedup <= 1)
+    assert ("no tree pays" in text) == (speedup <= 1)
     file.write_text(text)
     return load_config(file, PairConfig)
 
@@ -43,12 +46,10 @@ def test_every_setting_that_is_tried_is_generated_with_if_it_pays(
     assert parse_grid(" ".join(shown), METHODS[method]) == list(tried)
 
     for tree in tried:
-        best = Trial(tree=tree, tokens_per_round=2.0, speedup=1.5)
-        config = read_back(file, best, method, "1.50 times")
+        config = read_back(file, tree, 1.5, method, "1.50 times")
         assert (config.tree, config.method) == (tree, method)
         assert (config.batch_size, config.dtype) == (3, "float32")
-    best = Trial(tree=tried[0], tokens_per_round=2.0, speedup=0.9)
-    assert read_back(file, best, method, "0.90 times").method == PLAIN.name
+    assert read_back(file, tried[0], 0.9, method, "0.90 times").method == PLAIN.name
 
 
 @pytest.mark.parametrize("text", ["", "8/7", "8-7-1", "8/7/1,9/8/1", "1/3/2", "8/0/2"])
@@ -61,35 +62,28 @@ def test_grids_that_draft_nothing_are_refused(text: str) -> None:
 
 def test_a_calibration_goes_with_its_tree(tmp_path: Path) -> None:
     tree = TreeConfig(num_nodes=8, depth=4, width=2, calibration='a "b" 📁.json')
-    best = Trial(tree=tree, tokens_per_round=2.0, speedup=2.0)
-    assert read_back(tmp_path / "tuned.toml", best, "eagle2").tree == tree
+    assert read_back(tmp_path / "tuned.toml", tree, 2.0, "eagle2").tree == tree
 
 
 def test_speeds_compare_neighbours_in_time() -> None:
-    plain = Timing(tokens=10, tokens_per_round=1.0, seconds=(1.0, 4.0, 2.0, 9.0))
-    tree = Timing(tokens=10, tokens_per_round=2.5, seconds=(0.5, 1.0, 2.0))
-    assert tree.speedup(plain) == 2.0
+    plain = Trial(tree=None, tokens=10, seconds=[1.0, 4.0, 2.0, 9.0])
+    tree = Trial(tree=TreeConfig(), plain=plain, tokens=10, seconds=[0.5, 1.0, 2.0])
+    assert tree.speedup == 2.0
 
 
 @pytest.mark.parametrize("count", range(1, MOST_TREES + 1))
 def test_the_slower_half_is_dropped_until_two_are_left(count: int) -> None:
     given = [TreeConfig(num_nodes=nodes) for nodes in range(2, 2 + count)]
+    plain = Trial(tree=None, tokens=10, seconds=[99.0] * 9)
     stages: list[int] = []
-    seconds: dict[Tree | None, tuple[float, ...]] = {}
 
-    def measure(ways: Sequence[Tree | None]) -> dict[Tree | None, Timing]:
-        stages.append(len(ways) - 1)
-        for way in ways:
-            # The largest is the quickest.
-            own = 1.0 / way.num_nodes if isinstance(way, TreeConfig) else 99.0
-            seconds[way] = (*seconds.get(way, ()), own)
-        return {
-            way: Timing(tokens=10, tokens_per_round=2.0, seconds=times)
-            for way, times in seconds.items()
-        }
+    def measure(left: Sequence[Trial]) -> None:
+        stages.append(len(left))
+        for one in left:  # The largest is the quickest.
+            one.seconds.append(1.0 / one.tree.num_nodes)
 
-    trials = halve(given, measure)
-    assert [trial.tree for trial in trials] == given[::-1]
+    found = halve([Trial(tree=tree, plain=plain, tokens=10) for tree in given], measure)
+    assert [one.tree for one in found] == given[::-1]
     assert stages[0] == count
     assert stages[-1] == min(count, 2)
     for larger, smaller in itertools.pairwise(stages):

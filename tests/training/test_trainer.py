@@ -13,11 +13,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from eagle_jax.engine.load import load_pair
-from eagle_jax.engine.pairs import open_pair
 
 from eagle_jax import checkpoints
 from eagle_jax.config import StaticConfig, TreeConfig
+from eagle_jax.engine import load_pair
+from eagle_jax.engine.open import open_pair
 from eagle_jax.heads import HEADS, export_head
 from eagle_jax.heads.eagle3.loss import Eagle3Loss
 from eagle_jax.logs import JsonLines
@@ -257,9 +257,10 @@ def test_a_head_learns_from_the_logits_that_its_target_has(
     tiny_pair: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def open_capped(*given: Any) -> Any:
-        source = open_pair(*given)
-        config = dataclasses.replace(source.config, logit_cap=3.0)
-        return dataclasses.replace(source, config=config)
+        source: Any = open_pair(*given)
+        config = dataclasses.replace(source.sizes, logit_cap=3.0)
+        target = dataclasses.replace(source.target, config=config)
+        return dataclasses.replace(source, target=target)
 
     monkeypatch.setattr(trainer, "open_pair", open_capped)
     monkeypatch.setattr(trainer, "_run", lambda trained, *_: trained)
