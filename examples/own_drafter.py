@@ -104,10 +104,10 @@ def main(max_new_tokens: int = 96) -> None:
     toy = ToyTarget(vocab_size=5)
     assert_valid_drafter(FollowerDrafter(vocab_size=5), (), toy, (), vocab_size=5)
     pair = eagle_jax.load_embedded_pair()
-    tokenizer, target = pair.tokenizer, pair.loaded.target
-    drafter = FollowerDrafter(vocab_size=target.config.vocab_size)
+    tokenizer, target = pair.tokenizer, pair.target
+    drafter = FollowerDrafter(vocab_size=pair.vocab_size)
     decoder = eagle_jax.Decoder(target=target, drafter=drafter, acceptance="greedy")
-    params = eagle_jax.Params(target=pair.loaded.params.target)
+    params = eagle_jax.Params(target=pair.params.target)
     prompt = json.loads(PROMPTS.read_text())[5]
     requests = eagle_jax.make_requests(
         [tokenizer.encode(prompt)], max_new_tokens=max_new_tokens

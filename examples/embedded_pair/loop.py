@@ -1,11 +1,12 @@
 """The loop of a run: steps, a log, held-out figures, checkpoints."""
 
+import argparse
 import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -13,6 +14,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from eagle_jax.cli.command import say
 from eagle_jax.cli.progress import progress
+from eagle_jax.cli.settings import with_flags
+from eagle_jax.config import load_config
 from eagle_jax.errors import InputError
 from eagle_jax.files import is_left_behind
 from eagle_jax.logs import JsonLines
@@ -23,8 +26,17 @@ from examples.embedded_pair.training import PretrainRunConfig
 Figures = Mapping[str, Any]
 """Scalars by the names that stand in the log."""
 
+Settings = TypeVar("Settings")
+
 MAY_CHANGE = ("steps", "log_every", "eval_every", "eval_rows", "keep")
 """Names of the settings of a run that may differ when it goes on."""
+
+
+def read_settings(kind: type[Settings], arguments: argparse.Namespace) -> Settings:
+    """Returns the settings of a run: the defaults, those of `--config`, the flags."""
+    path = arguments.config
+    config = kind() if path is None else load_config(path, kind)
+    return with_flags(config, arguments)
 
 
 def take_steps(

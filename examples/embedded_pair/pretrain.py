@@ -20,7 +20,7 @@ import numpy as np
 
 from eagle_jax import checkpoints
 from eagle_jax.cli.command import Parser, run_command, say
-from eagle_jax.cli.settings import add_settings, join_settings
+from eagle_jax.cli.settings import add_settings
 from eagle_jax.errors import InputError
 from eagle_jax.files import write_json, write_whole
 from eagle_jax.models.devices import check_memory
@@ -31,6 +31,7 @@ from examples.embedded_pair.loop import (
     begin_log,
     check_output,
     check_sizes,
+    read_settings,
     take_steps,
 )
 from examples.embedded_pair.training import (
@@ -49,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def run() -> int:
         arguments = _parse(argv)
-        config = join_settings(PretrainConfig, arguments.config, arguments)
+        config = read_settings(PretrainConfig, arguments)
         with writing_run(arguments.output):
             return _pretrain(arguments, config)
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from eagle_jax import checkpoints
 from eagle_jax.cli.command import Parser, run_command, say
-from eagle_jax.cli.settings import add_settings, join_settings
+from eagle_jax.cli.settings import add_settings
 from eagle_jax.engine.wording import load_tokenizer
 from eagle_jax.errors import InputError
 from eagle_jax.heads import export_head, open_head
@@ -40,6 +40,7 @@ from examples.embedded_pair.loop import (
     begin_log,
     check_output,
     check_sizes,
+    read_settings,
     take_steps,
 )
 from examples.embedded_pair.pair_step import (
@@ -61,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def run() -> int:
         arguments = _parse(argv)
-        config = join_settings(TogetherConfig, arguments.config, arguments)
+        config = read_settings(TogetherConfig, arguments)
         with writing_run(arguments.output):
             return _train(arguments, config)
 

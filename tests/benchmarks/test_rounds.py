@@ -35,10 +35,10 @@ def test_every_method_is_a_row_below_plain_decoding(
 
 @pytest.mark.parametrize(("method", "heads"), [("medusa", 5), ("hydra", 4)])
 def test_random_heads_are_as_many_as_published_ones(method: str, heads: int) -> None:
-    source = open_random(tiny.target_config(), settings_of(method=method))
-    drafter: Any = source.drafter
+    pair = open_random(tiny.target_config(), settings_of(method=method))
+    drafter: Any = pair.drafter
     assert drafter.num_nodes == 64
     config = drafter.model.config
     assert config.num_heads == heads
-    assert method == "medusa" or config.layer == source.config.layer
-    assert source.load().params.drafter.head is not None
+    assert method == "medusa" or config.layer == pair.sizes.layer
+    assert pair.params.drafter.head is not None

@@ -182,7 +182,7 @@ def test_a_stored_output_head_counts_where_it_differs_from_the_table(
     head = dataclasses.replace(expected, output_head=jnp.asarray(other.T))
     chex.assert_trees_all_equal(params, head)
     pair = load_pair(str(target), method="lookup")
-    assert pair.loaded.params.target.output_head is not None
+    assert pair.params.target.output_head is not None
 
 
 @pytest.mark.torch

@@ -11,19 +11,19 @@ from eagle_jax.tree import Acceptance, DraftTree
 
 def test_a_tree_is_shown_without_the_padding_between_its_nodes() -> None:
     tree = DraftTree(
-        tokens=jnp.array([[5, 6, 0, 7, 8]]),
-        parents=jnp.array([[-1, 0, -1, 0, 3]]),
-        log_values=jnp.array([[0.0, -1.0, -jnp.inf, -2.0, -3.0]]),
-        is_node=jnp.array([[True, True, False, True, True]]),
+        tokens=jnp.array([5, 6, 0, 7, 8]),
+        parents=jnp.array([-1, 0, -1, 0, 3]),
+        log_values=jnp.array([0.0, -1.0, -jnp.inf, -2.0, -3.0]),
+        is_node=jnp.array([True, True, False, True, True]),
     )
     accepted = Acceptance(
-        path=jnp.array([[0, 3, 4, 0]]),
-        num_accepted=jnp.array([2]),
-        next_token=jnp.array([9]),
+        path=jnp.array([0, 3, 4, 0]),
+        num_accepted=jnp.array(2),
+        next_token=jnp.array(9),
     )
     nothing: Any = None
     done = Round(tree=tree, acceptance=accepted, tokens=nothing, count=nothing)
-    assert results.tree_record(done, 0) == {
+    assert results.tree_record(done) == {
         "tokens": [5, 6, 7, 8],
         "parents": [-1, 0, 0, 2],
         "depths": [0, 1, 1, 2],

@@ -7,15 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.engine.pairs import open_pair
+from eagle_jax.engine.open import open_pair
 from safetensors.numpy import save_file
 
 from eagle_jax.checkpoints import has_torch
 from eagle_jax.checkpoints.draft_files import load_calibration
 from eagle_jax.cli.files import read_prompts
 from eagle_jax.config import CONFIGS, TreeConfig, load_config
-from eagle_jax.engine import wording as text
+from eagle_jax.engine import wording
 from eagle_jax.engine.config import PairConfig
+from eagle_jax.engine.open import open_pair
 from eagle_jax.evaluation import tables
 from eagle_jax.evaluation.evaluate import read_records
 from eagle_jax.evaluation.questions import read_questions
@@ -56,11 +57,10 @@ class Subject:
 def read_pair(folder: Path) -> None:
     """Loads a target, its head and its tokenizer, and encodes a prompt."""
     target, head = folder / "target", folder / "head"
-    source = open_pair(str(target), str(head), settings_of(_TREE))
-    pair = source.load()
+    pair = open_pair(str(target), str(head), settings_of(_TREE)).load()
     has_template = bool(pair.tokenizer.chat_template)
-    ids = text.encode(pair.tokenizer, "Hello é", chat=has_template)
-    text.continuation(pair.tokenizer, ids, ids[:2])
+    ids = wording.encode(pair.tokenizer, "Hello é", chat=has_template)
+    wording.continuation(pair.tokenizer, ids, ids[:2])
 
 
 def read_settings(folder: Path) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-from eagle_jax.engine.pairs import LoadedPair, open_pair
+from eagle_jax.engine import Pair
+from eagle_jax.engine.open import open_pair
 
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
@@ -19,12 +20,12 @@ Logits = Callable[[np.ndarray, list[int]], np.ndarray]
 ROUNDS = 4
 
 
-def load(target: Path, draft: Path, method: str) -> LoadedPair:
+def load(target: Path, draft: Path, method: str) -> Pair:
     """The pair, in float32."""
     return open_pair(str(target), str(draft), settings_of(method=method)).load()
 
 
-def check_trees(pair: LoadedPair, prompt: list[int], judge: Logits) -> None:
+def check_trees(pair: Pair, prompt: list[int], judge: Logits) -> None:
     """Every node of mc_sim_7b_63 is the judge's, greedy, after the prompt and later."""
     target, drafter = pair.target, pair.drafter
     requests = make_requests([prompt], max_new_tokens=40, prompt_bucket=16)

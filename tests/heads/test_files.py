@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
-from eagle_jax.engine.pairs import open_pair
+from eagle_jax.engine.open import open_pair
 
 from eagle_jax.checkpoints import stored_dtype
 from eagle_jax.heads import HEADS, find_head, open_head

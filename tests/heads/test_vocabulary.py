@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from eagle_jax.engine.pairs import open_pair
+from eagle_jax.engine.open import open_pair
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.drafting import DraftModel

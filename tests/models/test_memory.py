@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
-from eagle_jax.engine.pairs import open_pair
+from eagle_jax.engine.open import open_pair
 
 from eagle_jax.checkpoints.load import target_shapes
 from eagle_jax.config import TreeConfig
@@ -31,10 +31,10 @@ def of_16_gib(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("of_16_gib")
 def test_batches_that_cannot_be_in_memory_are_refused(tiny_pair: Path) -> None:
     names = (str(tiny_pair / "target"), str(tiny_pair / "head"))
-    source = open_pair(*names, settings_of())
-    source.check_memory(batch_size=1, max_length=2**31 - 1)  # A cache begins small.
+    pair = open_pair(*names, settings_of())
+    pair.check_memory(batch_size=1, max_length=2**31 - 1)  # A cache begins small.
     refused(
-        lambda: source.check_memory(batch_size=10**9, max_length=128),
+        lambda: pair.check_memory(batch_size=10**9, max_length=128),
         "batch_size = 1000000000, ",
         "GiB, but there are 16.0 GiB of memory; lower one of them",
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from eagle_jax.engine.pairs import open_pair
+from eagle_jax.engine.open import open_pair
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
 
@@ -61,8 +61,7 @@ def check_heads(pair: Path, home: Path) -> None:
     settings.write_text(f'[tree]\nchoices = "{choices}"\n')
     names = (str(pair / "target"), str(folder))
     tree = StaticConfig(choices=str(choices))
-    source = open_pair(*names, settings_of(tree, method=method))
-    loaded = source.load(shard_pair(SHAPE, target, batch_size=2))
+    loaded = load_pair(*names, settings_of(tree, method=method), mesh=SHAPE)
     one = loaded.params.drafter.head.heads[0]
     assert held(one.output_head) == (target.layer.hidden_size, target.vocab_size // 4)
     assert held(one.blocks[0].linear) == (target.layer.hidden_size,) * 2

@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 
 from eagle_jax import Pair, TreeConfig, load_pair
 from eagle_jax.serve.app import ServeConfig, make_app
+from eagle_jax.serve.driver import Driver
 from tests.helpers import settings_of
 
 TREE = TreeConfig(num_nodes=6, depth=2, width=3)
@@ -20,12 +21,12 @@ def pair(chat_pair: Path) -> Pair:
 
 
 @pytest.fixture(scope="module")
-def engine(pair: Pair) -> Engine:
-    return Engine(pair, batch_size=4, max_waiting=60, max_length=128)
+def driver(pair: Pair) -> Driver:
+    return Driver(pair, batch_size=4, max_waiting=60, max_length=128)
 
 
 @pytest.fixture(scope="module")
-def client(engine: Engine) -> Iterator[TestClient]:
-    app = make_app(engine, ServeConfig(model="tiny", max_body=20_000))
+def client(driver: Driver) -> Iterator[TestClient]:
+    app = make_app(driver, ServeConfig(model="tiny", max_body=20_000))
     with TestClient(app, base_url="http://localhost") as client:
         yield client

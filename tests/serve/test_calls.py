@@ -18,6 +18,7 @@ from starlette.testclient import TestClient
 from eagle_jax import Pair
 from eagle_jax.constraints import grammar
 from eagle_jax.serve.app import ServeConfig, make_app
+from eagle_jax.serve.driver import Driver
 from eagle_jax.serve.server import Server
 
 LONG: dict[str, Any] = {"prompt": "a", "max_tokens": 60, "ignore_eos": True}
@@ -57,29 +58,29 @@ class Ask:
 
 
 class Served:
-    """An engine with its application, whose steps may be held back or break."""
+    """A driver with its application, whose steps may be held back or break."""
 
     def __init__(self, pair: Pair, batch_size: int, max_waiting: int) -> None:
         self.reports: list[str] = []
-        self.engine = Engine(
+        self.driver = Driver(
             pair,
             batch_size=batch_size,
             max_waiting=max_waiting,
             max_length=128,
             report=self.reports.append,
         )
-        self.app = make_app(self.engine, ServeConfig(model="tiny"))
+        self.app = make_app(self.driver, ServeConfig(model="tiny"))
         self.gate = threading.Event()
         self.gate.set()
         self.closes_after = 0
         self.errors: list[Exception] = []
-        scheduler: Any = self.engine._scheduler
-        step = scheduler.step
+        engine: Any = self.driver._engine
+        step = engine.step
 
         def gated() -> Any:
             assert self.gate.wait(30)
             if self.errors:
-                scheduler.is_broken = True
+                engine.is_broken = True
                 raise self.errors.pop()
             found = step()
             self.closes_after -= 1
@@ -87,7 +88,7 @@ class Served:
                 self.gate.clear()
             return found
 
-        scheduler.step = gated
+        engine.step = gated
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Starlette]:
@@ -96,14 +97,14 @@ class Served:
 
     async def until(self, num_running: int, num_waiting: int = 0) -> None:
         async with asyncio.timeout(30):
-            while (self.engine.num_running, self.engine.num_waiting) != (
+            while (self.driver.num_running, self.driver.num_waiting) != (
                 num_running,
                 num_waiting,
             ):
                 await asyncio.sleep(0.01)
 
     def count(self, outcome: str) -> int:
-        lines = self.engine.metrics.render(waiting=0, running=0).splitlines()
+        lines = self.driver.metrics.render(waiting=0, running=0).splitlines()
         name = f'eagle_jax_requests_total{{outcome="{outcome}"}} '
         return next(int(x.removeprefix(name)) for x in lines if x.startswith(name))
 
@@ -116,7 +117,7 @@ def test_one_request_too_many_is_told_to_ask_again(pair: Pair) -> None:
             served.gate.clear()
             first = [Ask(app, **LONG), Ask(app, **LONG, n=2, seed=0)]
             async with asyncio.timeout(30):
-                while served.engine.num_claimed < 3:
+                while served.driver.num_claimed < 3:
                     await asyncio.sleep(0.01)
             late = Ask(app, **LONG)
             status, told = await late.answer()
@@ -138,15 +139,15 @@ def test_a_server_that_compiles_says_so_and_then_serves(pair: Pair) -> None:
     def ready() -> None:
         told.append("ready")
 
-    engine = Engine(pair, batch_size=1, max_waiting=2, max_length=128, when_ready=ready)
-    warm_up = engine._warm_up
+    driver = Driver(pair, batch_size=1, max_waiting=2, max_length=128, when_ready=ready)
+    warm_up = driver._warm_up
 
     def held_back() -> None:
         assert compiling.wait(30)
         warm_up()
 
-    engine._warm_up = held_back
-    app = make_app(engine, ServeConfig(model="tiny"))
+    driver._warm_up = held_back
+    app = make_app(driver, ServeConfig(model="tiny"))
     with TestClient(app, base_url="http://localhost") as client:
         health, post = client.get("/health"), client.post("/v1/completions", json=LONG)
         assert health.json() == {"status": "compiling"}
@@ -164,24 +165,24 @@ def test_a_server_that_compiles_says_so_and_then_serves(pair: Pair) -> None:
 
 def test_a_server_that_is_stopped_while_it_compiles_does_not_wait(pair: Pair) -> None:
     compiling = threading.Event()
-    engine = Engine(
+    driver = Driver(
         pair, batch_size=1, max_waiting=2, max_length=128, when_ready=lambda: None
     )
 
     def held_back() -> None:
         compiling.wait(30)
 
-    engine._warm_up = held_back
-    with TestClient(make_app(engine, ServeConfig(model="tiny"))):
+    driver._warm_up = held_back
+    with TestClient(make_app(driver, ServeConfig(model="tiny"))):
         pass
-    assert not engine.join(0)
+    assert not driver.join(0)
     compiling.set()
-    assert engine.join(30) and engine.error is None
+    assert driver.join(30) and driver.error is None
 
 
 def test_each_request_is_told_in_a_line_whatever_became_of_it(pair: Pair) -> None:
     served, lines = Served(pair, batch_size=1, max_waiting=4), list[str]()
-    served.app = make_app(served.engine, ServeConfig(model="tiny", log=lines.append))
+    served.app = make_app(served.driver, ServeConfig(model="tiny", log=lines.append))
 
     async def scenario() -> None:
         async with served.running() as app:
@@ -189,7 +190,7 @@ def test_each_request_is_told_in_a_line_whatever_became_of_it(pair: Pair) -> Non
                 await Ask(app, **LONG | one).answer()
             served.gate.clear()
             gone = Ask(app, **LONG)
-            while not served.engine.num_claimed:
+            while not served.driver.num_claimed:
                 await asyncio.sleep(0.01)
             await gone.hang_up()
             served.gate.set()
@@ -249,11 +250,11 @@ def test_a_client_that_hangs_up_frees_its_rows(pair: Pair, is_streamed: bool) ->
             if is_streamed:
                 await asks[0].has_begun.wait()
             asks.append(Ask(app, **LONG, stream=is_streamed))
-            while served.engine.num_claimed < 2:
+            while served.driver.num_claimed < 2:
                 await asyncio.sleep(0.01)
             for one in asks:
                 await one.hang_up()
-            assert served.engine.num_claimed == 0
+            assert served.driver.num_claimed == 0
             served.gate.set()
             await served.until(num_running=0)
             assert (await Ask(app, **LONG).answer())[0] == 200
@@ -315,13 +316,13 @@ def test_a_server_that_ends_refuses_new_texts_and_tells_those_under_way(
             served.closes_after = 1
             one = Ask(app, **LONG, stream=True)
             await one.has_begun.wait()
-            served.engine.is_draining = True
+            served.driver.is_draining = True
             assert (await Ask(app, **LONG).answer())[0] == 503
-            served.engine.close()
+            served.driver.close()
             served.gate.set()
             status, told = await one.answer()
             assert status == 200 and "the server shuts down" in told
-        assert served.engine.join(0)
+        assert served.driver.join(0)
 
     asyncio.run(scenario())
 
@@ -330,19 +331,19 @@ def test_texts_have_a_grace_period_to_end_in_and_a_second_signal_cuts_it(
     pair: Pair,
 ) -> None:
     served = Served(pair, batch_size=1, max_waiting=4)
-    engine = served.engine
-    server = Server(uvicorn.Config(served.app), engine, grace=1_000)
+    driver = served.driver
+    server = Server(uvicorn.Config(served.app), driver, grace=1_000)
 
     def leaves() -> bool:
         return asyncio.run(server.on_tick(1))
 
-    engine.num_claimed = 1
+    driver.num_claimed = 1
     assert not leaves()
     server.handle_exit(signal.SIGTERM, None)
-    assert not leaves() and engine.is_draining
-    engine.num_claimed = 0
+    assert not leaves() and driver.is_draining
+    driver.num_claimed = 0
     assert leaves()
-    server.should_exit, engine.num_claimed = False, 1
+    server.should_exit, driver.num_claimed = False, 1
     server.handle_exit(signal.SIGTERM, None)
     assert leaves()
 

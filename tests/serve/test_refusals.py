@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from eagle_jax import Pair
 from eagle_jax.cli.serve import main
 from eagle_jax.serve.app import ServeConfig, make_app
+from eagle_jax.serve.driver import Driver
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
@@ -163,7 +164,7 @@ MALFORMED = [
 
 
 def test_malformed_bodies_are_refused_and_disturb_nothing(
-    client: TestClient, engine: Engine
+    client: TestClient, driver: Driver
 ) -> None:
     good = {"prompt": "the theory", "max_tokens": 16, "seed": 1}
     expected = client.post(COMPLETIONS, json=good).json()["choices"]
@@ -177,14 +178,14 @@ def test_malformed_bodies_are_refused_and_disturb_nothing(
         found = client.post(COMPLETIONS, content=body, headers=JSON)
         assert found.status_code == 200 or refused(found, 400), body
     assert client.post(COMPLETIONS, json=good).json()["choices"] == expected
-    assert engine.num_claimed == 0
+    assert driver.num_claimed == 0
 
 
 def test_who_does_not_know_the_key_gets_nothing(pair: Pair) -> None:
-    engine = Engine(pair, batch_size=4, max_waiting=4, max_length=128)
+    driver = Driver(pair, batch_size=4, max_waiting=4, max_length=128)
     config = ServeConfig(model="tiny", api_key="sésame")
     assert "sésame" not in repr(config)
-    with TestClient(make_app(engine, config)) as client:
+    with TestClient(make_app(driver, config)) as client:
         for key in ("", "Bearer ", "Bearer sesame", "sésame"):
             headers = [(b"authorization", key.encode())]
             found = client.post(COMPLETIONS, json={"prompt": "a"}, headers=headers)

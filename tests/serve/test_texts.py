@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 from eagle_jax import Pair, TokenLogprob
 from eagle_jax.engine.spelling import Spelling
 from eagle_jax.serve.answers import logprobs
+from eagle_jax.serve.driver import Driver
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES = [{"role": "system", "content": "Be"}, {"role": "user", "content": "so"}]
@@ -161,7 +162,7 @@ def test_a_constraint_that_no_token_can_follow_cuts_the_text_short(
 
 
 def test_the_model_its_health_and_its_counts_are_told(
-    client: TestClient, engine: Engine
+    client: TestClient, driver: Driver
 ) -> None:
     models = client.get("/v1/models").json()
     assert models["data"][0] == client.get("/v1/models/tiny").json()
@@ -181,7 +182,7 @@ def test_the_model_its_health_and_its_counts_are_told(
     rounds, accepted = gained["rounds_total"], gained['accepted_total{depth="1"}']
     assert 0 < rounds <= 14 and 0 <= accepted <= rounds
     assert after["waiting"] == after["running"] == 0
-    assert engine.num_claimed == 0
+    assert driver.num_claimed == 0
 
 
 def counts(client: TestClient) -> dict[str, float]:
