@@ -21,7 +21,6 @@ LONGEST = {"tests": 500} | dict.fromkeys(FOLDERS[:-1], 400)
 LONGER = {
     "eagle_jax/drafting/trees.py",
     "eagle_jax/engine/pair.py",
-    "eagle_jax/engine/scheduler.py",
 }
 """Files that are longer still, of at most 500 lines; none joins them."""
 

@@ -44,7 +44,7 @@ USES: tuple[tuple[str, str, str], ...] = (
         "InputError",
         "methods config processors",
     ),
-    ("Serve many requests", "Scheduler", "serve"),
+    ("Serve many requests", "Engine Text", "serve"),
     ("Constrain texts", "Constraint TokenAutomaton", "constraints"),
     (
         "Choose what drafts",

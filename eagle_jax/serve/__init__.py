@@ -1,1 +1,1 @@
-"""The HTTP endpoint, in OpenAI's protocol, on one scheduler (extra `serve`)."""
+"""The HTTP endpoint, in OpenAI's protocol, on one engine (extra `serve`)."""

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.engine.open import open_pair
 from safetensors.numpy import save_file
 
 from eagle_jax.checkpoints import has_torch

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-from eagle_jax.engine import Pair
-from eagle_jax.engine.open import open_pair
 
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
+from eagle_jax.engine import Pair
+from eagle_jax.engine.open import open_pair
 from eagle_jax.tree import MEDUSA_TREE
 from tests.helpers import settings_of
 

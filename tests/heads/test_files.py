@@ -10,9 +10,9 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
-from eagle_jax.engine.open import open_pair
 
 from eagle_jax.checkpoints import stored_dtype
+from eagle_jax.engine.open import open_pair
 from eagle_jax.heads import HEADS, find_head, open_head
 from eagle_jax.methods import METHODS
 from tests import tiny

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from eagle_jax.engine.open import open_pair
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.drafting import DraftModel
+from eagle_jax.engine.open import open_pair
 from eagle_jax.heads.eagle import EagleHead
 from eagle_jax.heads.eagle.vocabulary import read_vocabulary
 from tests import tiny

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import jax
 import pytest
-from eagle_jax.engine.open import open_pair
 
 from eagle_jax.checkpoints.load import target_shapes
 from eagle_jax.config import TreeConfig
 from eagle_jax.drafting import TreeDrafter
+from eagle_jax.engine.open import open_pair
 from eagle_jax.heads.eagle import EagleHead
 from eagle_jax.models import devices
 from eagle_jax.models.quantized import num_bytes

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from eagle_jax.engine.open import open_pair
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
 
@@ -21,6 +20,7 @@ from eagle_jax.config import StaticConfig, TreeConfig
 from eagle_jax.decoding import autoregressive
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
+from eagle_jax.engine.open import open_pair
 from eagle_jax.heads import export_head
 from eagle_jax.interface import Params
 from eagle_jax.models.linear import at_once, linear

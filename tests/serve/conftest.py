@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from eagle_jax.serve.engine import Engine
 from starlette.testclient import TestClient
 
 from eagle_jax import Pair, TreeConfig, load_pair

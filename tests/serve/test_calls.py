@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import uvicorn
-from eagle_jax.serve.engine import Engine
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 

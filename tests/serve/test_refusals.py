@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 import pytest
-from eagle_jax.serve.engine import Engine
 from starlette.testclient import TestClient
 
 from eagle_jax import Pair

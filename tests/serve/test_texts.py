@@ -5,7 +5,6 @@ import json
 from typing import Any
 
 import pytest
-from eagle_jax.serve.engine import Engine
 from starlette.testclient import TestClient
 
 from eagle_jax import Pair, TokenLogprob

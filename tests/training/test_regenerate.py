@@ -11,7 +11,6 @@ from eagle_jax.engine.needs import BatchNeeds
 from eagle_jax.engine.request import Request
 from eagle_jax.engine.text import Text
 from eagle_jax.logs import JsonLines
-from eagle_jax.testing import ToyTarget
 from eagle_jax.training.conversations import Example
 from eagle_jax.training.regenerate import Task, Writer, next_index, seed_of
 from tests.chats import BOS, CHATS, EOS

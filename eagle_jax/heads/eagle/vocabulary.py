@@ -34,7 +34,7 @@ def read_vocabulary(
         model: The draft model.
         vocab_size: The number of tokens the target knows, `V`.
         stop_tokens: The tokens that end the target's texts.
-        read_tokenizer: See `PairSource`; it is called only to count in a text.
+        read_tokenizer: See `Pair`; it is called only to count in a text.
     """
     if given in (None, "none"):
         return None
