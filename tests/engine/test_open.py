@@ -1,5 +1,6 @@
 """Pairs from folders: what is refused before any weight is read."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -65,11 +66,16 @@ def test_a_calibration_is_read_once_however_many_calls_there_are(
     )
     names = str(assets.TARGET), str(assets.HEAD)
     pair = open_pair(*names, settings_of(TREE))
-    made = [pair.with_tree(TREE).drafter_for("greedy") for _ in range(3)]
+    config = pair.config.with_(tree=TREE)
+
+    def again() -> Pair:
+        return dataclasses.replace(pair, config=config)
+
+    made = [again().drafter_for("greedy") for _ in range(3)]
     count = len(seen)
     assert count and made[0] is made[2]
     for _ in range(2):  # Sampled text asks for another part of it.
-        pair.with_tree(TREE).drafter_for("coupled")
+        again().drafter_for("coupled")
     assert len(seen) == count + 1
 
 

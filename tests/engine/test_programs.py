@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from eagle_jax.decoding import growth
 from eagle_jax.decoding.growth import bucket_sizes
 from eagle_jax.decoding.requests import bucket_length, bucket_rows
 from eagle_jax.engine import Engine, Text, programs
@@ -20,12 +21,15 @@ from tests.engine.test_engine import make_engine as make_small_engine
 
 __all__ = ["make_small_engine"]
 
-LONG, SHORT = 100, 3
+LONG, SHORT = 150, 3
 
 
 @pytest.fixture
-def make_engine(make_small_engine: MakeEngine) -> MakeEngine:
-    """Makes engines of texts whose cache begins with 64 slots and ends with 320."""
+def make_engine(
+    make_small_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> MakeEngine:
+    """Makes engines of texts whose cache begins with 128 slots and ends with 320."""
+    monkeypatch.setattr(growth, "FIRST_LENGTH", 100)
 
     def make(**settings: Any) -> Engine:
         defaults = {"new_tokens": LONG, "ignore_eos": True, "temperature": 0.0}
@@ -68,12 +72,12 @@ def test_warming_up_makes_the_first_cache_alone(
     short, long = ask(queue, [1, 2], max_new_tokens=SHORT), ask(queue, [1, 2])
     short.keeps_rounds = long.keeps_rounds = keeps_rounds
     queue.warm_up([short])
-    assert made == {0, 64}  # 0: nothing is cached when a prompt is read.
+    assert made == {0, 128}  # 0: nothing is cached when a prompt is read.
     compiled = programs.PROGRAMS.compile_seconds
     run(queue, short)
     assert programs.PROGRAMS.compile_seconds == compiled
     run(again(queue), long)
-    assert made == {0, 64, 320}
+    assert made == {0, 128, 320}
 
 
 def test_compiling_for_a_larger_cache_is_counted_once(make_engine: MakeEngine) -> None:

@@ -10,11 +10,7 @@ import numpy as np
 import pytest
 
 from eagle_jax.decoding.speculative import Round
-from eagle_jax.engine import Pair
-from eagle_jax.engine.needs import BatchNeeds
 from eagle_jax.evaluation.nodes import Reliability, VerifiedTree, tried_in
-from eagle_jax.interface import Params
-from eagle_jax.testing import ToyTarget
 from eagle_jax.tree import DraftTree, match_child, verify
 
 # root -> 1 (.5), 2 (.25), 3 (.25); 1 -> 4 (.1), 5 (.4); 5 -> 6 (.4); 7 is padding.

@@ -9,6 +9,7 @@ import pytest
 from eagle_jax.checkpoints.load import target_shapes
 from eagle_jax.config import TreeConfig
 from eagle_jax.drafting import TreeDrafter
+from eagle_jax.engine.calls import check_memory
 from eagle_jax.engine.open import open_pair
 from eagle_jax.heads.eagle import EagleHead
 from eagle_jax.models import devices
@@ -32,9 +33,9 @@ def of_16_gib(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_batches_that_cannot_be_in_memory_are_refused(tiny_pair: Path) -> None:
     names = (str(tiny_pair / "target"), str(tiny_pair / "head"))
     pair = open_pair(*names, settings_of())
-    pair.check_memory(batch_size=1, max_length=2**31 - 1)  # A cache begins small.
+    check_memory(pair, batch_size=1, max_length=2**31 - 1)  # A cache begins small.
     refused(
-        lambda: pair.check_memory(batch_size=10**9, max_length=128),
+        lambda: check_memory(pair, batch_size=10**9, max_length=128),
         "batch_size = 1000000000, ",
         "GiB, but there are 16.0 GiB of memory; lower one of them",
     )
