@@ -14,13 +14,13 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
 
+from eagle_jax import load_pair
 from eagle_jax.checkpoints import Export, load_target, target_config
 from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.config import StaticConfig, TreeConfig
 from eagle_jax.decoding import autoregressive
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
-from eagle_jax.engine.open import open_pair
 from eagle_jax.heads import export_head
 from eagle_jax.interface import Params
 from eagle_jax.models.linear import at_once, linear
@@ -61,7 +61,8 @@ def check_heads(pair: Path, home: Path) -> None:
     settings.write_text(f'[tree]\nchoices = "{choices}"\n')
     names = (str(pair / "target"), str(folder))
     tree = StaticConfig(choices=str(choices))
-    loaded = load_pair(*names, settings_of(tree, method=method), mesh=SHAPE)
+    config = settings_of(tree, method=method, batch_size=2)
+    loaded = load_pair(*names, config, mesh=SHAPE)
     one = loaded.params.drafter.head.heads[0]
     assert held(one.output_head) == (target.layer.hidden_size, target.vocab_size // 4)
     assert held(one.blocks[0].linear) == (target.layer.hidden_size,) * 2
@@ -83,9 +84,9 @@ def check_narrowed(pair: Path, home: Path) -> None:
     file.write_text("the heart of the matter")
     names = (str(pair / "target"), str(pair / "head"))
     for size, columns in ((100, 25), (99, 99)):
-        settings = settings_of(TreeConfig(), draft_vocabulary=f"{size}@{file}")
-        source = open_pair(*names, settings)
-        params = source.load(shard_pair(SHAPE, target, batch_size=2)).params.drafter
+        chosen = {"draft_vocabulary": f"{size}@{file}", "batch_size": 2}
+        loaded = load_pair(*names, settings_of(TreeConfig(), **chosen), mesh=SHAPE)
+        params = loaded.params.drafter
         assert held(params.output_head) == (target.layer.hidden_size, columns)
     flags = ["--target", names[0], "--draft", names[1]]
     flags += ["--draft-vocabulary", f"100@{file}", "--num-nodes", "5", "--depth", "2"]
