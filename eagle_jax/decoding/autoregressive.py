@@ -62,12 +62,6 @@ def decode(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
     return advance_until(advance, state, None, depth=0)
 
 
-@functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("state",))
-def decode_step(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
-    """Emits one token per running row, for streaming; the state is donated."""
-    return step(decoder, params, state)
-
-
 def step(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
     """Emits one token per running row: a round without a tree."""
     target, cache = decoder.target, state.target_cache

@@ -7,8 +7,7 @@ with a larger one: each size is a program of its own, each text meets a few.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.core
@@ -199,36 +198,13 @@ def generate_growing(
     """Returns the answer of `speculative.generate`, by rounds that `decode` runs."""
     decoder.check(params, requests)
     check_samples(requests, num_samples)
-    sizes = cache_sizes(requests, num_slots, depth=decoder.depth)
-    return decode_growing(
-        prefill(decoder, params, requests, num_slots=sizes[0], num_samples=num_samples),
-        sizes,
-        lambda state: decode(decoder, params, state),
-        lambda state, size: grow(decoder, state, num_slots=size),
-    )
-
-
-def decode_growing(
-    state: DecodeState,
-    sizes: Sequence[int],
-    decode: Callable[[DecodeState], DecodeState],
-    grow_to: Callable[[DecodeState, int], DecodeState],
-    fetch: Callable[[Any], Any] = jax.device_get,
-) -> DecodeState:
-    """Decodes every row to its end, with a larger cache whenever one needs it.
-
-    Args:
-        state: The state of a prefill, of the first size.
-        sizes: The numbers of slots that `cache_sizes` returned.
-        decode: A function that runs rounds as long as there is room.
-        grow_to: A function that returns the state with so many slots.
-        fetch: A function that brings arrays to the host.
-    """
-    state = decode(state)
-    for size in sizes[1:]:
-        if not fetch(state.is_running).any():
+    size, *larger = cache_sizes(requests, num_slots, depth=decoder.depth)
+    state = prefill(decoder, params, requests, num_slots=size, num_samples=num_samples)
+    state = decode(decoder, params, state)
+    for size in larger:
+        if not jax.device_get(state.is_running).any():
             break
-        state = decode(grow_to(state, size))
+        state = decode(decoder, params, grow(decoder, state, num_slots=size))
     return state
 
 

@@ -225,16 +225,9 @@ def generate(
         InputError: If a running row has no room for a round, or there are no rounds.
     """
     before, rounds_before = state.lengths, state.num_rounds
-    state = run_rounds(decoder, params, state, rounds=rounds)
+    state = speculative.decode_until(decoder, params, state, Limits(rounds, 0))
     width = rounds * (decoder.depth + 1)
     return state, _added(state, before, rounds_before, width, rounds)
-
-
-def run_rounds(
-    decoder: Decoder, params: Params, state: DecodeState, *, rounds: int
-) -> DecodeState:
-    """Returns the new state of `generate` alone, for a reader of whole states."""
-    return speculative.decode_until(decoder, params, state, Limits(rounds, 0))
 
 
 @checked_by(check_free)
