@@ -8,7 +8,6 @@ table of low rank: `logits + before[token] @ after`.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -138,7 +137,7 @@ class BlockHead(StoredBlockHead):
     """
 
     config: BlockHeadConfig
-    join = staticmethod(functools.partial(join, borrows_output_head=True))
+    join = staticmethod(join)
 
     def init(self, key: jax.Array, dtype: str = "float32") -> BlockHeadParams:
         config, kind = self.config, jnp.dtype(dtype)
@@ -277,10 +276,6 @@ class BlockHead(StoredBlockHead):
         if markov is None or outputs.before is None:
             return logits
         return logits + markov.logits(outputs.before)
-
-    def tokens(self, params: HeadParams, choices: jax.Array) -> jax.Array:
-        # The vocabulary is the target's, so `W = V`.
-        return choices
 
     def read_features(self, params: BlockHeadParams, features: jax.Array) -> jax.Array:
         """Returns features `[..., F]` as all layers read them, `[..., E]`."""
