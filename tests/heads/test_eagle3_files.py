@@ -39,6 +39,7 @@ from tests.helpers import refused
 
 _FILE = "model.safetensors"
 _OFFSETS = np.zeros(KNOWN, np.int64)
+sizes_in = Eagle3Head.read_config
 
 
 @pytest.fixture
@@ -150,57 +151,48 @@ def test_the_settings_of_a_head_are_the_published_ones(tmp_path: Path) -> None:
 
 
 def test_everything_of_a_head_is_its_own(head: Path) -> None:
-    found = Eagle3Head.read_config(head)
+    found = sizes_in(head)
     assert found.layer.rope == RopeConfig(theta=10000.0)  # Where none is named.
     assert (found.layer.intermediate_size, found.layer.num_kv_heads) == (40, 4)
     assert (found.vocab_size, found.draft_vocab_size) == (VOCABULARY, KNOWN)
     assert found.feature_size == 3 * HIDDEN
     change_config(head, rope_theta=5e5, num_hidden_layers=40, target_hidden_size=48)
-    found = Eagle3Head.read_config(head)
+    found = sizes_in(head)
     assert (found.layer.rope, found.feature_size) == (RopeConfig(theta=5e5), 3 * 48)
     change_config(head, draft_vocab_size=None, eagle_config={})
-    assert Eagle3Head.read_config(head).draft_vocab_size == VOCABULARY
+    assert sizes_in(head).draft_vocab_size == VOCABULARY
 
 
 def test_norm_output_means_the_recycled_state(tmp_path: Path) -> None:
     """Older heads of SpecForge meant another thing by it, and have no `fc_norm`."""
     folder = write(tmp_path / "head", USUAL)
     change_config(folder, norm_output=False)
-    assert Eagle3Head.read_config(folder) == USUAL
+    assert sizes_in(folder) == USUAL
     change_config(folder, norm_output=True)
     with pytest.warns(UserWarning, match="norm_output = true is read as EAGLE-3.1's"):
-        assert Eagle3Head.read_config(folder) == RECYCLING
+        assert sizes_in(folder) == RECYCLING
     change_config(folder, speculators_model_type="eagle3")
-    assert Eagle3Head.read_config(folder) == RECYCLING
+    assert sizes_in(folder) == RECYCLING
     folder = write(tmp_path / "normed", NORMS)
     change_config(folder, norm_output=True)
-    assert Eagle3Head.read_config(folder) == dataclasses.replace(
-        NORMS, recycles_normed=True
-    )
+    assert sizes_in(folder) == dataclasses.replace(NORMS, recycles_normed=True)
 
 
-@pytest.mark.parametrize(
-    ("named", "layers"), [([1, 3, 4], (2, 4, 5)), ([2, 4, 5], (2, 4, 5))]
-)
+@pytest.mark.parametrize("named", [[1, 3, 4], [2, 4, 5]])
 def test_layers_are_named_by_their_outputs_where_the_first_is_1(
-    tmp_path: Path, named: list[int], layers: tuple[int, ...]
+    tmp_path: Path, named: list[int]
 ) -> None:
     folder = write(tmp_path / "head", USUAL)
-    name, theirs = (
-        "eagle_aux_hidden_state_layer_ids",
-        {"speculators_model_type": "eagle3"},
-    )
-    for fields, wanted in (
-        ({"eagle_config": {"use_aux_hidden_state": True, name: named}}, layers),
-        ({"eagle_config": None, name: named}, layers),
-        (theirs, tuple(named)),
+    fields = {"eagle_aux_hidden_state_layer_ids": named}
+    for changes, layers in (
+        ({"eagle_config": {"use_aux_hidden_state": True} | fields}, (2, 4, 5)),
+        ({"eagle_config": None} | fields, (2, 4, 5)),
+        ({"speculators_model_type": "eagle3"}, tuple(named)),
     ):
-        change_config(folder, **fields)
-        assert Eagle3Head.read_config(folder).feature_layers == wanted
+        change_config(folder, **changes)
+        assert sizes_in(folder).feature_layers == layers
     change_config(folder, num_aux_hidden_states=2)
-    refused(
-        lambda: Eagle3Head.read_config(folder), "num_aux_hidden_states = 2", "3 layers"
-    )
+    refused(lambda: sizes_in(folder), "num_aux_hidden_states = 2", "3 layers")
 
 
 def test_how_a_head_was_read_is_told() -> None:
@@ -217,12 +209,12 @@ def test_tensors_decide_where_fields_of_a_layer_are_wrong(tmp_path: Path) -> Non
     folder = write(tmp_path / "head", QWEN3)
     change_config(folder, head_dim=20, model_type="llama")
     with pytest.warns(UserWarning, match="head_dim = 20, but 4 query heads have 32"):
-        assert Eagle3Head.read_config(folder) == QWEN3
+        assert sizes_in(folder) == QWEN3
     query = np.array(1, np.float32)
     change_weights(folder, midlayer__self_attn__q_proj__weight=query)
     refused(lambda: read(folder), "midlayer.self_attn.q_proj.weight has shape ()")
     change_weights(folder, layers__1__mlp_norm=np.ones(3))
-    assert Eagle3Head.read_config(folder).num_layers == 2
+    assert sizes_in(folder).num_layers == 2
     refused(lambda: read(folder), "lacks tensors: layers.1.input_layernorm")
 
 
