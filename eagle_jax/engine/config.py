@@ -127,6 +127,8 @@ class PairConfig:
 
     def with_method(self, name: str) -> "PairConfig":
         """Returns the settings with another method, which keeps those that it reads."""
+        if name == self.method:
+            return self
         method = find_method(name)
         if method.settings is self.method_row.settings:
             return dataclasses.replace(self, method=name)

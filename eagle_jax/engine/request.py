@@ -1,12 +1,13 @@
 """The settings of one request, in the names of the field."""
 
 import dataclasses
+import functools
 import json
 import operator
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from eagle_jax.checkpoints.hf_fields import Fields, stop_tokens, warn_once
 from eagle_jax.config import DRAWS, Range, Without, require, setting
@@ -119,10 +120,8 @@ class Request:
 
     def __post_init__(self) -> None:
         """Refuses values outside their range."""
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value is not None or field.default is not None:
-                object.__setattr__(self, field.name, _checked(field, value))
+        for name, check, within in _checks():
+            object.__setattr__(self, name, check(name, getattr(self, name), within))
         most = self.max_new_tokens
         wanted = f"at most max_new_tokens = {most}"
         require(
@@ -328,24 +327,6 @@ def checkpoint_defaults(folder: Path, vocab_size: int) -> dict[str, Any]:
     return {name: x for name, x in found.items() if x != usual[name] and x != []}
 
 
-def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
-    """Returns a value of a field if it fits its type and range."""
-    name, hint = field.name, hints_of(Request)[field.name]
-    within: Range | None = field.metadata.get("within")
-    if hint in (int, int | None):
-        return _whole(name, value, within)
-    if hint == str | Sequence[str]:
-        return _strings(name, value)
-    if hint == Sequence[int]:
-        return tuple(_whole(name, one, within) for one in _listed(name, value))
-    if hint in (float, bool, LogprobsMode):
-        scalar = value.item() if getattr(value, "shape", None) == () else value
-        value = check_type(hint, scalar, name)
-        if within is not None:
-            within.check(name, value)
-    return value
-
-
 def _whole(name: str, value: Any, within: Range | None) -> int:
     try:
         if isinstance(value, bool):
@@ -359,7 +340,15 @@ def _whole(name: str, value: Any, within: Range | None) -> int:
     return whole
 
 
-def _strings(name: str, given: Any) -> tuple[str, ...]:
+def _whole_or_none(name: str, value: Any, within: Range | None) -> int | None:
+    return None if value is None else _whole(name, value, within)
+
+
+def _wholes(name: str, given: Any, within: Range | None) -> tuple[int, ...]:
+    return tuple(_whole(name, one, within) for one in _listed(name, given))
+
+
+def _strings(name: str, given: Any, within: Range | None) -> tuple[str, ...]:
     strings = (given,) if isinstance(given, str) else _listed(name, given)
     for one in strings:
         if not isinstance(one, str) or not one:
@@ -373,3 +362,34 @@ def _listed(name: str, given: Any) -> tuple[Any, ...]:
         return tuple(given)
     except TypeError:
         raise InputError(f"{name} = {given!r} must be a list", setting=name) from None
+
+
+def _scalar(hint: Any, name: str, value: Any, within: Range | None) -> Any:
+    if type(value) is not hint:
+        scalar = value.item() if getattr(value, "shape", None) == () else value
+        value = check_type(hint, scalar, name)
+    if within is not None:
+        within.check(name, value)
+    return value
+
+
+Check: TypeAlias = Callable[[str, Any, Range | None], Any]
+
+_CHECKS: dict[Any, Check] = {
+    int: _whole,
+    int | None: _whole_or_none,
+    Sequence[int]: _wholes,
+    str | Sequence[str]: _strings,
+    **{hint: functools.partial(_scalar, hint) for hint in (float, bool, LogprobsMode)},
+}
+
+
+@functools.cache
+def _checks() -> list[tuple[str, Check, Range | None]]:
+    """Returns the fields whose type and range are checked here, and how."""
+    hints = hints_of(Request)
+    return [
+        (field.name, _CHECKS[hints[field.name]], field.metadata.get("within"))
+        for field in dataclasses.fields(Request)
+        if hints[field.name] in _CHECKS
+    ]
