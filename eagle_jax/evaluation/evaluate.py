@@ -1,8 +1,9 @@
 """Evaluations: one target answers questions by several methods, and all is recorded."""
 
+import collections
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,16 @@ import jax
 
 from eagle_jax import assets
 from eagle_jax.checkpoints import check_max_length
-from eagle_jax.engine import Pair
+from eagle_jax.decoding.requests import bucket_length
+from eagle_jax.engine import Engine, Pair, Text
 from eagle_jax.engine.calls import check_memory
+from eagle_jax.engine.converse import converse
 from eagle_jax.engine.open import open_pair, with_target
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation.answers import QuestionAnswerer
+from eagle_jax.evaluation.nodes import VerifiedTree
 from eagle_jax.evaluation.plan import EvaluationConfig, RunPlan, run_settings
 from eagle_jax.evaluation.questions import Question, encode
-from eagle_jax.evaluation.records import Record, versions
+from eagle_jax.evaluation.records import COLUMNS, Record, versions
 from eagle_jax.evaluation.runs import EvaluatedRun, read_run
 from eagle_jax.logs import JsonLines, check_log, read_log
 from eagle_jax.models.transformer import TransformerParams
@@ -29,6 +32,9 @@ _EMBEDDED = {
     str(assets.SMALL): "embedded small model",
 }
 """The names of the embedded models in records, wherever the package lies."""
+
+_TURN_SEEDS = 1 << 24
+"""The distance between the seeds of two turns: more than any file has questions."""
 
 
 def evaluate(
@@ -91,13 +97,12 @@ def evaluate(
     for run, source, settings in opened.values():
         pair = (source if target is None else with_target(source, target)).load()
         target = pair.params.target
-        answerer = QuestionAnswerer(
-            plan=run, pair=pair, config=config, max_length=max_length
-        )
-        path = config.path(run)
+        room, path = max_length - new_tokens, config.path(run)
+        answerer = _Answerer(plan=run, pair=pair, config=config, room=room)
         with JsonLines(path, settings) as log:
-            known = read_records(path, settings, questions)
-            _answer(answerer, log, known, questions, report, progress)
+            known = {one.question_id for one in read_records(path, settings, questions)}
+            missing = [one for one in questions if one.question_id not in known]
+            answerer.record(log, missing, len(questions), report, progress)
         found[run.model_id] = read_run(path)
     return found
 
@@ -139,29 +144,132 @@ def _settings(config: EvaluationConfig, run: RunPlan, source: Pair) -> dict[str,
     }
 
 
-def _answer(
-    answerer: QuestionAnswerer,
-    log: JsonLines,
-    records: Sequence[Record],
-    questions: Sequence[Question],
-    report: Report,
-    progress: Progress,
-) -> None:
-    """Answers the questions that are not on record yet, and adds their records."""
-    known = {record.question_id for record in records}
-    missing = [q for q in questions if q.question_id not in known]
-    total, done = len(questions), len(questions) - len(missing)
-    name = answerer.plan.model_id
-    if done:
-        report(f"{name}: {done} of {total} questions are on record already")
-    if missing:
-        with progress(name, total, done) as update:
-            for record in answerer.answer(missing):
-                log.append(dataclasses.replace(record, asked=total).to_json())
-                done += 1
-                update(done)
-    if answerer.num_cut:
-        report(
-            f"warning: {name}: {answerer.num_cut} prompts were longer than max_length "
-            f"- max_new_tokens = {answerer.room} tokens and lost their beginning"
+@dataclasses.dataclass(kw_only=True)
+class _Answerer:
+    """A run that is ready to answer questions.
+
+    Attributes:
+        plan: The run's method and settings.
+        pair: The pair with the run's own drafter.
+        config: What is asked for of all runs.
+        room: The largest number of tokens of a prompt.
+        num_cut: The number of prompts so far that were longer than the room and lost
+            their beginning.
+    """
+
+    plan: RunPlan
+    pair: Pair
+    config: EvaluationConfig
+    room: int
+    num_cut: int = 0
+
+    def record(
+        self,
+        log: JsonLines,
+        missing: Sequence[Question],
+        total: int,
+        report: Report,
+        progress: Progress,
+    ) -> None:
+        """Answers the questions that are not on record yet, and adds their records."""
+        name, done = self.plan.model_id, total - len(missing)
+        if done:
+            report(f"{name}: {done} of {total} questions are on record already")
+        if missing:
+            with progress(name, total, done) as update:
+                for number, record in enumerate(self.answer(missing), done + 1):
+                    log.append(dataclasses.replace(record, asked=total).to_json())
+                    update(number)
+        if self.num_cut:
+            report(
+                f"warning: {name}: {self.num_cut} prompts were longer than max_length "
+                f"- max_new_tokens = {self.room} tokens and lost their beginning"
+            )
+
+    def answer(self, questions: Iterable[Question]) -> Iterator[Record]:
+        """Yields a record per question, in the order in which they are finished.
+
+        Each question is begun when a batch has room.
+        """
+        tasks, size = map(self._answer, questions), self.plan.config.batch_size
+        if size > 1:
+            engine = self._engine(self.room, size)
+            for _, record in converse(engine, tasks, ahead=size):
+                yield record
+            return
+        for task in tasks:
+            yield from self._answer_alone(task)
+
+    def _answer_alone(self, task: Generator[Text, Text, Record]) -> Iterator[Record]:
+        """Answers one question, each of its turns as one program."""
+        try:
+            text = next(task)
+            while True:
+                self._write(text)
+                text = task.send(text)
+        except StopIteration as end:
+            yield end.value
+
+    def _answer(self, question: Question) -> Generator[Text, Text, Record]:
+        """Asks the turns of a question one by one."""
+        columns: dict[str, Any] = {name: [] for name in COLUMNS}
+        has_nodes = self.config.with_nodes and self.pair.drafter is not None
+        trees: list[VerifiedTree] = []
+        answers = columns["turns"]
+        for turn in range(len(question.turns)):
+            asked = question.turns[: turn + 1]
+            ids = encode(self.pair.tokenizer, self.config.template, asked, answers)
+            # Prompts that are too long lose their beginning.
+            self.num_cut += len(ids) > self.room
+            # Its own among all questions and turns: prompts that are cut to one length
+            # would share their noise otherwise.
+            seed = self.plan.config.request.seed + question.number
+            request = self.pair.request(seed=(seed + turn * _TURN_SEEDS) % 2**32)
+            text = yield self.pair.text(ids[-self.room :], request)
+            if has_nodes:
+                trees += self._look_at_rounds(text, question)
+            answer = {
+                "turns": text.text,
+                "wall_time": text.prefill_seconds + text.decode_seconds,
+                "decoding_steps": len(text.accept_lengths),
+                "prompt_tokens": len(text.prompt_ids),
+                "token_ids": text.token_ids,
+                "stop_reasons": text.stop_reason.name.lower(),
+            }
+            for name, value in answer.items():
+                columns[name].append(value)
+            columns["accept_lengths"] += [1 + n for n in text.accept_lengths]
+        return Record(
+            question_id=question.question_id,
+            category=question.category,
+            question=question.fingerprint,
+            number=question.number,
+            **columns,
+            nodes=tuple(trees) if has_nodes else None,
+            model_id=self.plan.model_id,
         )
+
+    def _look_at_rounds(self, timed: Text, question: Question) -> list[VerifiedTree]:
+        """Decodes a turn once more, round by round, and returns its trees."""
+        text = self.pair.text(timed.prompt_ids, timed.request)
+        text.keeps_rounds = True
+        self._write(text)
+        if text.token_ids != timed.token_ids:
+            raise InputError(
+                f"{self.plan.model_id}: decoded round by round, question "
+                f"{question.question_id!r} has other tokens, so its nodes say nothing "
+                "about the text; give `dtype` float32, where near ties fall alike, or "
+                "record no nodes"
+            )
+        return [VerifiedTree.of(done) for done, _ in text.rounds]
+
+    def _write(self, text: Text) -> None:
+        """Writes one text alone, with a cache for prompts like its own."""
+        engine = self._engine(min(self.room, bucket_length(len(text.prompt_ids))), 1)
+        engine.add(text)
+        collections.deque(engine.run(), maxlen=0)
+
+    def _engine(self, longest: int, batch_size: int) -> Engine:
+        # More slots would cost time for nothing.
+        max_length = longest + self.plan.config.request.max_new_tokens
+        return self.pair.engine(batch_size=batch_size, max_length=max_length)
