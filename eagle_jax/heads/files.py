@@ -56,7 +56,6 @@ class OpenHead:
     """A head whose sizes and tensors are known and checked, but whose weights not read.
 
     Attributes:
-        folder: The folder that holds it.
         head: The head.
         files: Its tensors.
         names: The tensors' names, as the weights' pytree.
@@ -64,7 +63,6 @@ class OpenHead:
         offsets: The offsets of its tokens, `None` where it knows all of the target's.
     """
 
-    folder: Path
     head: Head
     files: Weights
     names: Any
@@ -170,7 +168,6 @@ def open_head(folder: Path, target: TransformerConfig | None = None) -> OpenHead
             )
     check_shapes(files, wanted, shapes)
     return OpenHead(
-        folder=folder,
         head=head,
         files=files,
         names=wanted,

@@ -255,11 +255,8 @@ class HydraHeads(PositionHeads):
         )
 
     def position_logits(self, params: HydraParams, batch: Batch) -> list[jax.Array]:
-        """Returns the logits `[B, T, V]` of each head, the first one's first.
-
-        Head `i` reads feature `t`, or the prefix layer's output there, and the true
-        tokens `t + 1` to `t + 1 + i`. See also `PositionHeads.position_logits`.
-        """
+        # Head `i` reads feature `t`, or the prefix layer's output there, and the true
+        # tokens `t + 1` to `t + 1 + i`.
         rows, dtype = batch.rows, params.heads[0].first.linear.dtype
         table = jax.lax.stop_gradient(batch.tables.embedding)
         start = batch.features.astype(dtype)
@@ -275,7 +272,7 @@ class HydraHeads(PositionHeads):
         for level, head in enumerate(params.heads):
             following = jnp.roll(rows.tokens, -1 - level, axis=1)
             inputs.append(table[following].astype(dtype))
-            logits.append(head_logits(head, jnp.concatenate(inputs, axis=-1)))
+            logits.append(_head_logits(head, jnp.concatenate(inputs, axis=-1)))
         return logits
 
     @property
@@ -322,16 +319,11 @@ class HydraHeads(PositionHeads):
     def logits(
         self, params: HeadParams, outputs: jax.Array, *, level: int
     ) -> jax.Array:
-        return head_logits(params.head.heads[level - 1], outputs)
+        return _head_logits(params.head.heads[level - 1], outputs)
 
 
-def head_logits(params: HydraHeadParams, inputs: jax.Array) -> jax.Array:
-    """Returns a head's float32 logits `[..., V]`.
-
-    Args:
-        params: The head's weights.
-        inputs: `[..., (i + 2) * E]`, what head `i` reads, side by side.
-    """
+def _head_logits(params: HydraHeadParams, inputs: jax.Array) -> jax.Array:
+    """Returns the logits `[..., V]` of head `i`, which reads `[..., (i + 2) * E]`."""
     first = params.first
     z = inputs.astype(first.linear.dtype)
     x = linear(z, first.residual, first.residual_bias)

@@ -96,18 +96,10 @@ class PositionHeads(FeatureHead):
 
     @classmethod
     def count(cls, fields: Fields, files: Weights, block: str) -> tuple[int, int]:
-        """Returns the numbers of heads, and of blocks of the first.
+        """Returns the numbers of heads, and of blocks of the first, by the tensors.
 
-        Published fields name too few heads: the tensors decide.
-
-        Args:
-            fields: The fields of `config.json`.
-            files: The folder's tensors.
-            block: The pattern of the matrix of one block, whose first group is the
-                number of the head.
-
-        Raises:
-            InputError: If `config.json` names another number of blocks.
+        Published fields name too few heads. The pattern `block` is that of the names of
+        blocks' matrices; its first group is the number of the head.
         """
         found = [re.fullmatch(block, name) for name in files.names()]
         heads = [match[1] for match in found if match]
@@ -142,12 +134,7 @@ class PositionHeads(FeatureHead):
         return dataclasses.replace(params, heads=tuple(map(begin, params.heads)))
 
     def position_logits(self, params: Any, batch: Batch) -> list[jax.Array]:
-        """Returns the logits `[B, T, V]` of each head, the first one's first.
-
-        Args:
-            params: The weights, in the type to compute in.
-            batch: The texts, and what the target says of them.
-        """
+        """Returns the logits `[B, T, V]` of each head; for the arguments see `loss`."""
         raise NotImplementedError
 
     def loss(
@@ -211,11 +198,5 @@ class PositionHeads(FeatureHead):
 
 
 def num_rows(files: Weights, name: str) -> int:
-    """Returns the first size of a tensor as files hold it; 0 where it has no axis.
-
-    Args:
-        files: The checkpoint.
-        name: The tensor's name, one that is there.
-    """
-    shape = files.shape(name)
-    return sum(shape[:1])
+    """Returns the first size of a tensor as files hold it; 0 where it has no axis."""
+    return sum(files.shape(name)[:1])

@@ -84,13 +84,21 @@ def eagle_loss(
     levels = []
     for step, predicted in enumerate(outputs):
         weights = pair_weights(rows, settings.mask, step)
+        count = jnp.maximum(jnp.sum(weights), 1.0)
+        wanted = jnp.roll(theirs, -step - 1, axis=1)
+        truth = jax.nn.softmax(wanted)
+        logits = batch.unembed(frozen, predicted)
         distance = optax.huber_loss(
             predicted.astype(jnp.float32),
             jnp.roll(features, -step - 1, axis=1).astype(jnp.float32),
         )
-        wanted = jnp.roll(theirs, -step - 1, axis=1)
-        ours = batch.unembed(frozen, predicted)
-        levels.append(_level(ours, wanted, distance, weights, settings))
+        measures = [
+            jnp.mean(distance, axis=-1),
+            token_loss(logits, truth, settings.token_loss),
+            top_k_loss(logits, truth, settings.top_k_loss),
+            most_likely(logits) == most_likely(wanted),
+        ]
+        levels.append([jnp.sum(weights * one) / count for one in measures])
     of_features, of_tokens, of_top_k, agreements = jnp.array(levels).T
     loss = settings.feature_weight * jnp.sum(of_features)
     loss += settings.token_weight * jnp.sum(of_tokens)
@@ -104,26 +112,6 @@ def eagle_loss(
         chain_length=chain_length(agreements),
         pairs=jnp.sum(pair_weights(rows, settings.mask)),
     )
-
-
-def _level(
-    logits: jax.Array,
-    wanted: jax.Array,
-    distance: jax.Array,
-    weights: jax.Array,
-    settings: EagleLoss,
-) -> tuple[jax.Array, ...]:
-    """Returns the means over the pairs of one level: of losses and of agreement."""
-    count = jnp.maximum(jnp.sum(weights), 1.0)
-    truth = jax.nn.softmax(wanted)
-    losses = [
-        jnp.mean(distance, axis=-1),
-        token_loss(logits, truth, settings.token_loss),
-        top_k_loss(logits, truth, settings.top_k_loss),
-    ]
-    means = [jnp.sum(weights * loss) / count for loss in losses]
-    agrees = most_likely(logits) == most_likely(wanted)
-    return *means, jnp.sum(weights * agrees) / count
 
 
 def top_k_loss(logits: jax.Array, truth: jax.Array, k: int) -> jax.Array:
