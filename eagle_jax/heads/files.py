@@ -34,17 +34,8 @@ from eagle_jax.heads.hydra import HydraHeads
 from eagle_jax.heads.medusa import MedusaHeads
 from eagle_jax.models.transformer import TransformerConfig
 
-HEADS: dict[str, type[Head]] = {
-    kind.name: kind
-    for kind in (
-        MedusaHeads,
-        HydraHeads,
-        DFlashHead,
-        DSparkHead,
-        Eagle3Head,
-        EagleHead,
-    )
-}
+_KINDS = MedusaHeads, HydraHeads, DFlashHead, DSparkHead, Eagle3Head, EagleHead
+HEADS: dict[str, type[Head]] = {kind.name: kind for kind in _KINDS}
 """All kinds of heads by name."""
 
 _TABLE = "embedding"

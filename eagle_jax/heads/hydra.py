@@ -300,21 +300,13 @@ class HydraHeads(PositionHeads):
         self, params: HeadParams, state: Any, root: jax.Array
     ) -> tuple[jax.Array, Any]:
         output, state = super().read(params, state, root)
-        return _append(params, output, root), state
+        return self.extend(params, output, root), state
 
-    def step(
-        self,
-        params: HeadParams,
-        state: Any,
-        tokens: jax.Array,
-        above: jax.Array,
-        visible: jax.Array,
-        earlier: Any,
-        *,
-        level: int,
-    ) -> tuple[jax.Array, Any]:
-        # A node adds its embedding to its parent's output.
-        return _append(params, above, tokens), earlier
+    def extend(
+        self, params: HeadParams, above: jax.Array, tokens: jax.Array
+    ) -> jax.Array:
+        embedded = params.embedding[tokens]
+        return jnp.concatenate([above.astype(embedded.dtype), embedded], axis=-1)
 
     def logits(
         self, params: HeadParams, outputs: jax.Array, *, level: int
@@ -331,12 +323,6 @@ def _head_logits(params: HydraHeadParams, inputs: jax.Array) -> jax.Array:
     for block in params.blocks:
         x = residual_block(block, x)
     return unembed(params.output_head, x) + params.output_bias.astype(jnp.float32)
-
-
-def _append(params: HeadParams, above: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Returns outputs `[..., X]` with the embeddings of tokens `[...]` behind them."""
-    embedded = params.embedding[tokens]
-    return jnp.concatenate([above.astype(embedded.dtype), embedded], axis=-1)
 
 
 def _has_prefix(fields: Fields) -> bool:

@@ -196,6 +196,26 @@ class PositionHeads(FeatureHead):
             features = jnp.take_along_axis(features, last[:, None, None], axis=1)
         return features, ()
 
+    def extend(
+        self, params: HeadParams, above: jax.Array, tokens: jax.Array
+    ) -> jax.Array:
+        """Returns the outputs of nodes, of those of their parents and their tokens."""
+        raise NotImplementedError
+
+    def step(
+        self,
+        params: HeadParams,
+        state: Any,
+        tokens: jax.Array,
+        above: jax.Array,
+        visible: jax.Array,
+        earlier: Any,
+        *,
+        level: int,
+    ) -> tuple[jax.Array, Any]:
+        # Nothing is run for a node.
+        return self.extend(params, above, tokens), earlier
+
 
 def num_rows(files: Weights, name: str) -> int:
     """Returns the first size of a tensor as files hold it; 0 where it has no axis."""

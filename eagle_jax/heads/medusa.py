@@ -179,19 +179,10 @@ class MedusaHeads(PositionHeads):
             logits.append(batch.unembed(table, _states(head, hidden)))
         return logits
 
-    def step(
-        self,
-        params: HeadParams,
-        state: Any,
-        tokens: jax.Array,
-        above: jax.Array,
-        visible: jax.Array,
-        earlier: Any,
-        *,
-        level: int,
-    ) -> tuple[jax.Array, Any]:
-        # Every node passes on what the root was given.
-        return above[:, :1], earlier
+    def extend(
+        self, params: HeadParams, above: jax.Array, tokens: jax.Array
+    ) -> jax.Array:
+        return above[:, :1]  # Every node passes on what the root was given.
 
     def logits(
         self, params: HeadParams, outputs: jax.Array, *, level: int
