@@ -85,13 +85,13 @@ def eagle_loss(
     for step, predicted in enumerate(outputs):
         weights = pair_weights(rows, settings.mask, step)
         count = jnp.maximum(jnp.sum(weights), 1.0)
-        wanted = jnp.roll(theirs, -step - 1, axis=1)
-        truth = jax.nn.softmax(wanted)
-        logits = batch.unembed(frozen, predicted)
         distance = optax.huber_loss(
             predicted.astype(jnp.float32),
             jnp.roll(features, -step - 1, axis=1).astype(jnp.float32),
         )
+        wanted = jnp.roll(theirs, -step - 1, axis=1)
+        truth = jax.nn.softmax(wanted)
+        logits = batch.unembed(frozen, predicted)
         measures = [
             jnp.mean(distance, axis=-1),
             token_loss(logits, truth, settings.token_loss),
