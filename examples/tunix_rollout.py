@@ -24,7 +24,6 @@ from tunix.rl.rollout.vanilla_rollout import VanillaRollout
 import eagle_jax
 from eagle_jax.decoding.rates import tokens_per_round
 from eagle_jax.decoding.requests import bucket_prompt
-from eagle_jax.engine.rows import read_rows
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.training.step import (
     StepConfig,
@@ -171,22 +170,25 @@ class EagleRollout(VanillaRollout):
             num_samples=samples if is_grouped else 1,
         )
         self._texts = as_rows(state, length)
-        rows = read_rows(state, jax.device_get)
-        counts = [len(row.generated_ids) for row in rows]
-        num_rounds = sum(len(row.accept_lengths) for row in rows)
-        self.rates.append(tokens_per_round(counts, num_rounds))
+        assert state.logprobs is not None
+        arrays = state.tokens, state.logprobs.own, state.lengths, state.stop_reason
+        tokens, logprobs, ends, reasons = jax.device_get(arrays)
+        counts = (ends - [len(prompt) for prompt in ids]).tolist()
+        self.rates.append(tokens_per_round(counts, int(state.num_rounds.sum())))
         # tunix's texts end before the token that ends them.
-        stop = eagle_jax.StopReason.STOP_TOKEN
-        kept = [
-            row.cut(len(row.generated_ids) - (row.stop_reason == stop)) for row in rows
+        ends = ends - (reasons == eagle_jax.StopReason.STOP_TOKEN)
+        places = [
+            (row, slice(len(prompt), end))
+            for row, (prompt, end) in enumerate(zip(ids, ends.tolist(), strict=True))
         ]
         pad = functools.partial(utils.pad_to_length, pad_value=self.pad_id(), left=True)
+        decode = self._sampler.tokenizer.decode
         return RolloutOutput(
-            text=[self._sampler.tokenizer.decode(row.generated_ids) for row in kept],
+            text=[decode(tokens[place].tolist()) for place in places],
             logits=[],
-            tokens=[np.array(row.generated_ids, np.int32) for row in kept],
+            tokens=[tokens[place] for place in places],
             left_padded_prompt_tokens=np.stack([pad(np.array(x), width) for x in ids]),
-            logprobs=[row.logprobs.own for row in kept]
+            logprobs=[logprobs[place].tolist() for place in places]
             if rollout_config.return_logprobs
             else None,
         )

@@ -92,7 +92,7 @@ _CASES = [
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, with what commands read."""
     (tmp_path / "one.json").write_text('["once"]')
-    (tmp_path / "rejection.toml").write_text('[sampling]\nacceptance = "rejection"\n')
+    (tmp_path / "rejection.toml").write_text('[pair]\nacceptance = "rejection"\n')
     question = {"question_id": 1, "category": "a", "turns": ["Once upon"]}
     (tmp_path / "questions.jsonl").write_text(json.dumps(question))
     (tmp_path / "texts.jsonl").write_text(json.dumps({"text": "Once upon a time"}))
