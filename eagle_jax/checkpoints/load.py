@@ -186,12 +186,12 @@ def read_embedding(folder: Path, dtype: str) -> jax.Array:
     return load_params(files, name, shape, jnp.dtype(dtype))
 
 
-def check_max_length(target: TransformerConfig, max_length: int) -> None:
+def check_max_length(max_positions: int, max_length: int) -> None:
     """Refuses lengths that the target has no positions for."""
-    if max_length > target.max_positions:
+    if max_length > max_positions:
         raise InputError(
             f"max_length = {max_length} is more than the target's "
-            f"{target.max_positions} positions (max_position_embeddings)"
+            f"{max_positions} positions (max_position_embeddings)"
         )
 
 

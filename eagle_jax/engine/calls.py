@@ -86,8 +86,8 @@ def empty_engine_for(
 def _longest(pair: "Pair", texts: Sequence[Text]) -> int:
     """Returns the most tokens of a text, prompt and output together."""
     limit = pair.config.max_length
-    if limit is not None and isinstance(pair.target, Transformer):
-        check_max_length(pair.sizes, limit)
+    if limit is not None:
+        check_max_length(pair.max_positions, limit)
     needed = max(len(x.prompt_ids) + x.request.max_new_tokens for x in texts)
     # More slots would cost time for nothing.
     max_length = min(limit or pair.max_positions, needed)
@@ -99,6 +99,14 @@ def _longest(pair: "Pair", texts: Sequence[Text]) -> int:
                 f"(the target has {pair.max_positions} positions)"
             )
     return max_length
+
+
+def make_engine(pair: "Pair", batch_size: int, max_length: int) -> Engine:
+    """Returns what `Pair.engine` does."""
+    check_max_length(pair.max_positions, max_length)
+    rows = pair.num_parts * -(-batch_size // pair.num_parts)
+    check_memory(pair, batch_size=rows, max_length=max_length)
+    return Engine(pair, batch_size=rows, max_length=max_length)
 
 
 def check_memory(pair: "Pair", *, batch_size: int, max_length: int) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from eagle_jax.config import require
 from eagle_jax.decoding.decoder import AcceptanceRule
 from eagle_jax.engine import wording
-from eagle_jax.engine.calls import check_memory, engine_for, read_prompts, warm_up
+from eagle_jax.engine.calls import engine_for, make_engine, read_prompts, warm_up
 from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.engine import Engine
 from eagle_jax.engine.fit_check import FitCheck
@@ -369,7 +369,7 @@ class Pair:
         return Text(ids, request, needs=needs, tokenizer=tokenizer, index=index)
 
     def engine(self, *, batch_size: int = 8, max_length: int | None = None) -> Engine:
-        """Returns an engine, through whose rows texts go; reads no weights yet.
+        """Returns an engine, through whose rows texts go; reads the weights.
 
         >>> engine = pair.engine(batch_size=4)  # doctest: +SKIP
         >>> for text in pair.texts(["def f", "class A"]):  # doctest: +SKIP
@@ -378,16 +378,15 @@ class Pair:
         ...     print(text.index, text.token_ids)
 
         Args:
-            batch_size: The number of rows, `B`.
+            batch_size: The number of rows, `B`; over a mesh, the next multiple of its
+                parts.
             max_length: The largest number of tokens of prompt and output together;
                 `None` for the target's positions.
 
         Raises:
-            InputError: If the rounds cannot be in memory.
+            InputError: If the target has fewer positions, or memory too little room.
         """
-        longest = max_length or self.max_positions
-        check_memory(self, batch_size=batch_size, max_length=longest)
-        return Engine(self, batch_size=batch_size, max_length=longest)
+        return make_engine(self, batch_size, max_length or self.max_positions)
 
     def programs(self, needs: BatchNeeds) -> Programs:
         """Returns what is run for texts that need this; reads the weights."""

@@ -69,7 +69,7 @@ def evaluate(
     ]
     first, shared = sources[0], runs[0].config
     max_length = shared.max_length or first.max_positions
-    check_max_length(first.sizes, max_length)
+    check_max_length(first.max_positions, max_length)
     new_tokens = shared.request.max_new_tokens
     if new_tokens >= max_length:
         raise InputError(

@@ -151,7 +151,7 @@ def regenerate_file(
     request, output = config.request, job.output
     pair = open_pair(job.target, job.draft, config)
     max_length = config.max_length or pair.max_positions
-    check_max_length(pair.sizes, max_length)
+    check_max_length(pair.max_positions, max_length)
     least = min(max_length, 1 + request.max_new_tokens)
     check_memory(pair, batch_size=1, max_length=least)
     writer = Writer(pair=pair, seed=request.seed, max_length=max_length)

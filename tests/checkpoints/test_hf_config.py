@@ -151,7 +151,9 @@ def test_windows_are_where_the_family_has_them(
     fields = without(MISTRAL, "sliding_window") if base == "mixtral" else MISTRAL
     config = target_config(write(tmp_path, fields | family | change))
     assert (config.sliding_window, config.windowed_layers) == (window, layers)
-    check_max_length(config, 1024)  # A window sets no limit to the length.
+    check_max_length(
+        config.max_positions, 1024
+    )  # A window sets no limit to the length.
 
 
 def test_a_mistral_without_a_sliding_window_has_the_usual_one(tmp_path: Path) -> None:
@@ -272,8 +274,8 @@ def test_a_phi_ends_where_its_frequencies_would_change(tmp_path: Path) -> None:
             found.add(target_config(write(tmp_path, fields)))
         hf_fields.warn_once.cache_clear()
     (config,) = found
-    check_max_length(config, 256)
-    refused(lambda: check_max_length(config, 257), "257 is more")
+    check_max_length(config.max_positions, 256)
+    refused(lambda: check_max_length(config.max_positions, 257), "257 is more")
     rope = config.layer.rope
     assert (rope.factors, rope.fraction) == ((1.0, 2.5, 4.0), 0.75)
     assert rope.attention_factor == pytest.approx(1.25**0.5)  # 256 ** 0.25 = 4.
@@ -411,8 +413,12 @@ def test_keys_that_nobody_knows_are_warned_about_once(
 
 def test_lengths_end_at_the_positions(tmp_path: Path) -> None:
     target = target_config(write(tmp_path, LLAMA))
-    check_max_length(target, 1024)
-    refused(lambda: check_max_length(target, 1025), "1025 is more", "target's 1024")
+    check_max_length(target.max_positions, 1024)
+    refused(
+        lambda: check_max_length(target.max_positions, 1025),
+        "1025 is more",
+        "target's 1024",
+    )
 
 
 @pytest.mark.parametrize(

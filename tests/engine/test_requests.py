@@ -335,6 +335,7 @@ def test_what_does_not_belong_together_is_refused(pair: Pair) -> None:
     )
     refused(lambda: pair.generate("a", logit_bias={5000: 1.0}), "logit_bias", "5000")
     refused(lambda: pair.generate("a", logprobs=2049), "at most 2048")
+    refused(lambda: pair.engine(max_length=100_000), "100000", "512 positions")
     engine = pair.engine(batch_size=1, max_length=64)
     text = pair.text([5] * 64, one)
     refused(lambda: engine.add(text), "64 tokens", "may have 64")
