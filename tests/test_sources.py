@@ -18,12 +18,6 @@ FILES = {
 LONGEST = {"tests": 500} | dict.fromkeys(FOLDERS[:-1], 400)
 """The most lines that a file of each folder may have."""
 
-LONGER = {
-    "eagle_jax/drafting/trees.py",
-    "eagle_jax/engine/pair.py",
-}
-"""Files that are longer still, of at most 500 lines; none joins them."""
-
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_files_and_functions_are_short(folder: str) -> None:
@@ -31,8 +25,7 @@ def test_files_and_functions_are_short(folder: str) -> None:
         if not name.startswith(f"{folder}/"):
             continue
         text = path.read_text()
-        most = 500 if name in LONGER else LONGEST[folder]
-        assert len(text.splitlines()) <= most, name
+        assert len(text.splitlines()) <= LONGEST[folder], name
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from eagle_jax.config import require
-from eagle_jax.decoding.decoder import AcceptanceRule
+from eagle_jax.decoding.decoder import AcceptanceRule, Decoder
 from eagle_jax.engine import wording
 from eagle_jax.engine.calls import engine_for, make_engine, read_prompts, warm_up
 from eagle_jax.engine.config import PairConfig
@@ -81,9 +81,8 @@ class Pair:
     def of(
         cls,
         target: Target,
-        params: Any,
+        params: Params,
         *,
-        vocab_size: int,
         max_positions: int,
         drafter: Drafter | None = None,
         tokenizer: Any = None,
@@ -95,7 +94,6 @@ class Pair:
         Args:
             target: The target. Static.
             params: The `Params` of target and drafter.
-            vocab_size: The number of tokens the target knows, `V`.
             max_positions: The most tokens of a prompt and its text together.
             drafter: The drafter, whatever the acceptance rule; `None` for plain
                 decoding. Static.
@@ -109,7 +107,7 @@ class Pair:
             make_drafter=lambda settings, rule: drafter,
             read_params=lambda pair: (params, None),
             read_tokenizer=lambda: tokenizer,
-            vocab_size=vocab_size,
+            vocab_size=Decoder(target=target).vocab_size(params),
             max_positions=max_positions,
             stop_tokens=tuple(stop_tokens),
         )

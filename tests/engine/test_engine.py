@@ -52,7 +52,6 @@ def make_engine(monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
         pair = Pair.of(
             TARGET,
             settings.pop("params", PARAMS),
-            vocab_size=TARGET.config.vocab_size,
             max_positions=TARGET.config.max_positions,
             drafter=settings.pop("drafter", DRAFTER),
             stop_tokens=settings.pop("stop_tokens", (7, 9)),

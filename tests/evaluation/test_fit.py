@@ -163,8 +163,7 @@ def test_a_fit_does_not_depend_on_how_prompts_are_batched(
     monkeypatch.setattr(fit, "CONFIDENCES", one_each)
     tree = TreeConfig(num_nodes=6, depth=2, width=3)
     target, drafter, params = tiny.pair(tiny.TARGET, tiny.HEAD, tree)
-    sizes: dict[str, Any] = {"vocab_size": 64, "max_positions": 512}
-    pair = Pair.of(target, params, drafter=drafter, **sizes)
+    pair = Pair.of(target, params, drafter=drafter, max_positions=512)
     prompts = [[1, 2, 3], [4], [5, 6]]
 
     def fits(size: int) -> dict[Kind, Fit]:
