@@ -4,7 +4,6 @@ Every figure comes from a compiled loop with a carried dependence; the programs 
 timed in turn, over and over, so that a ratio compares neighbours in time.
 """
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -58,7 +57,7 @@ def time_rounds(
     Returns:
         By each method's name, plain decoding first, the medians of its `FIGURES`.
     """
-    plain = dataclasses.replace(next(iter(pairs.values())), drafter=None)
+    plain = next(iter(pairs.values())).with_drafter(None)
     programs: dict[tuple[str, str], Callable[[], float]] = {}
     for name, pair in {PLAIN.name: plain, **pairs}.items():
         decoder = Decoder(target=pair.target, drafter=pair.drafter, acceptance="greedy")
