@@ -222,6 +222,8 @@ def evaluated(cases: dict[str, str], folders: Folders) -> Entries:
         for path in sorted(Path(folders["FOLDER"], name).iterdir()):
             settings, *records = map(json.loads, path.read_text().splitlines())
             yield f"evaluate/{name}/{path.stem}/settings", settings
+            yield f"evaluate/{name}/{path.stem}/order", [x["number"] for x in records]
+            records.sort(key=lambda one: one["number"])
             yield f"evaluate/{name}/{path.stem}", records
 
 
