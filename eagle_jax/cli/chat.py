@@ -10,6 +10,7 @@ output, their figures to standard error.
 """
 
 import argparse
+import collections
 import contextlib
 import dataclasses
 import importlib
@@ -78,7 +79,9 @@ def _chat(arguments: argparse.Namespace) -> int:
     say("compiling")
     first = pair.encode([*start, {"role": "user", "content": "Hello"}])
     short = dataclasses.replace(settings, max_new_tokens=2)
-    engine.warm_up([pair.text(first, short)])
+    # Its first turn finds read what the system says.
+    engine.add(pair.text(first, short))
+    collections.deque(engine.run(), maxlen=0)
     say(_HELP)
     messages = [*start]
     while (line := _read_line()) is not None:
