@@ -145,7 +145,8 @@ class Driver:
         engine, started = self._engine, time.monotonic()
         self._report("compiling")
         engine.add(self.pair.text([0], self.pair.request(max_new_tokens=2, n=1)))
-        collections.deque(engine.run(), maxlen=0)
+        while not engine.is_idle:
+            engine.step()
         self._report(f"compiled in {time.monotonic() - started:.1f} s")
 
     def _add(self, text: Text, deliver: Deliver) -> None:
