@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from eagle_jax.checkpoints import check_max_length
-from eagle_jax.config import require
 from eagle_jax.decoding.growth import bucket_sizes, capacity_ends
 from eagle_jax.decoding.requests import bucket_ends, bucket_rows
 from eagle_jax.engine.engine import Engine
@@ -72,8 +71,7 @@ def empty_engine_for(
 ) -> Engine:
     """Returns an engine for texts like these, see `engine_for`."""
     limit = _MOST_ROWS if batch_size is None else batch_size
-    require(limit >= 1, "batch_size", limit, "at least 1")
-    most = -(-limit // pair.num_parts)
+    most = -(-pair.config.with_(batch_size=limit).batch_size // pair.num_parts)
     each = -(-len(texts) // pair.num_parts)
     rows, samples = min(bucket_rows(each), most), texts[0].request.n
     if samples <= most and all(text.request.n == samples for text in texts):
