@@ -10,7 +10,6 @@ output, their figures to standard error.
 """
 
 import argparse
-import collections
 import contextlib
 import dataclasses
 import importlib
@@ -80,8 +79,7 @@ def _chat(arguments: argparse.Namespace) -> int:
     first = pair.encode([*start, {"role": "user", "content": "Hello"}])
     short = dataclasses.replace(settings, max_new_tokens=2)
     # Its first turn finds read what the system says.
-    engine.add(pair.text(first, short))
-    collections.deque(engine.run(), maxlen=0)
+    engine.write([pair.text(first, short)])
     say(_HELP)
     messages = [*start]
     while (line := _read_line()) is not None:

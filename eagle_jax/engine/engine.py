@@ -4,7 +4,7 @@ import bisect
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from eagle_jax.decoding.requests import bucket_length, check_request
@@ -168,6 +168,13 @@ class Engine:
         """Writes all texts that were added; yields each as it ends or is watched."""
         while not self.is_idle:
             yield from self.step(rounds=None)
+
+    def write(self, texts: Iterable[Text] = ()) -> None:
+        """Writes texts, and all that were added before, to their ends."""
+        for text in texts:
+            self.add(text)
+        for _ in self.run():
+            pass
 
     def warm_up(self, texts: Sequence[Text], *, with_growth: bool = False) -> None:
         """Compiles what texts need that are read at once, while the engine is idle.

@@ -1,7 +1,6 @@
 """Text in, text out: a target with its drafter."""
 
 import asyncio
-import collections
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -58,7 +57,7 @@ class Pair:
         folder: The folder of the target's files, `None` if it has none.
         defaults: The settings of requests that the target's folder asks for.
         fit_check: What the first rounds accepted; `None` for random weights and none.
-        kept: What was read or made, which pairs of the same weights share.
+        kept: What was read or made: pairs of the same weights and placement share it.
     """
 
     target: Target
@@ -143,9 +142,11 @@ class Pair:
 
     @property
     def _weights(self) -> tuple[Params, PairSharding | None]:
-        if "weights" not in self.kept:
-            self.kept["weights"] = self.read_params(self)
-        return self.kept["weights"]
+        placed, weights = self.kept.get(self.read_params, (self, None))
+        if placed is not self.placement:
+            placed, weights = self.placement, self.read_params(self)
+            self.kept[self.read_params] = placed, weights
+        return weights
 
     @property
     def tokenizer(self) -> Any:
@@ -228,8 +229,7 @@ class Pair:
         """
         pair, fields = self._for_call(more)
         texts = pair.texts(prompts, settings, chat=chat, **fields)
-        engine = engine_for(pair, texts, batch_size)
-        collections.deque(engine.run(), maxlen=0)
+        engine_for(pair, texts, batch_size).write()
         return [text.result() for text in texts]
 
     @shown(TextKeywords)

@@ -1,6 +1,5 @@
 """Evaluations: one target answers questions by several methods, and all is recorded."""
 
-import collections
 import dataclasses
 import json
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -95,8 +94,10 @@ def evaluate(
     found: dict[str, EvaluatedRun] = {}
     target: TransformerParams | None = None
     for run, source, settings in opened.values():
-        pair = (source if target is None else with_target(source, target)).load()
-        target = pair.params.target
+        # Its own weights go with it; what was opened stays to the end.
+        pair = dataclasses.replace(source, kept={})
+        pair = pair if target is None else with_target(pair, target)
+        target = pair.load().params.target
         room, path = max_length - new_tokens, config.path(run)
         answerer = _Answerer(plan=run, pair=pair, config=config, room=room)
         with JsonLines(path, settings) as log:
@@ -265,9 +266,8 @@ class _Answerer:
 
     def _write(self, text: Text) -> None:
         """Writes one text alone, with a cache for prompts like its own."""
-        engine = self._engine(min(self.room, bucket_length(len(text.prompt_ids))), 1)
-        engine.add(text)
-        collections.deque(engine.run(), maxlen=0)
+        longest = min(self.room, bucket_length(len(text.prompt_ids)))
+        self._engine(longest, 1).write([text])
 
     def _engine(self, longest: int, batch_size: int) -> Engine:
         # More slots would cost time for nothing.

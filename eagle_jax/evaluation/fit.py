@@ -11,7 +11,6 @@ Under shared noise confidences depend on `kappa` and the sharpness too
 own, and the one is taken whose trees, cut from the decoded ones, accept most.
 """
 
-import collections
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
@@ -263,6 +262,5 @@ def _decode(
     texts = pair.texts(list(prompts), pair.request(seed=0))
     for text in texts:
         text.keeps_rounds = True
-    engine = engine_for(pair, texts, pair.config.batch_size)
-    collections.deque(engine.run(), maxlen=0)
+    engine_for(pair, texts, pair.config.batch_size).write()
     return [VerifiedTree.of(done) for text in texts for done, _ in text.rounds]

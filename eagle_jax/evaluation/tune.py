@@ -1,6 +1,5 @@
 """Trials of settings: run in turns on prompts, and the slower half dropped."""
 
-import collections
 import dataclasses
 import json
 import statistics
@@ -166,10 +165,8 @@ def run_trials(
             for repeat in range(repeats):
                 for start in range(0, len(prompts), size):
                     for trial in trials:
-                        one = engine(trial.tree)
-                        for text in texts[trial.tree][start : start + size]:
-                            one.add(text)
-                        collections.deque(one.run(), maxlen=0)
+                        batch = texts[trial.tree][start : start + size]
+                        engine(trial.tree).write(batch)
                 for trial in trials:
                     trial.take(texts[trial.tree])
                 done(repeat + 1)

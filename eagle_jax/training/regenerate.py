@@ -237,7 +237,7 @@ def _settings(
 ) -> dict[str, Any]:
     """Returns all settings that the texts depend on, so neither batch nor drafter."""
     every = vars(config) | vars(config.request)
-    settings = {name: every[name] for name in _RECORDED.split()} | {
+    return {name: every[name] for name in _RECORDED.split()} | {
         "min_prefix": job.min_prefix,
         "max_prefix": job.max_prefix,
         "target": str(resolve(job.target).resolve()),
@@ -245,7 +245,6 @@ def _settings(
         "max_length": max_length,
         "dtype": pair.dtype,
     }
-    return settings
 
 
 def next_index(output: Path) -> int:

@@ -13,6 +13,7 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.engine import Pair
 from eagle_jax.engine.open import open_pair
 from eagle_jax.methods import find_method
+from eagle_jax.parallel import MeshShape, shard_pair
 from tests.helpers import refused, settings_of
 
 TREE = TreeConfig(num_nodes=4, depth=2, width=2)
@@ -77,6 +78,16 @@ def test_a_calibration_is_read_once_however_many_calls_there_are(
     for _ in range(2):  # Sampled text asks for another part of it.
         again().drafter_for("coupled")
     assert len(seen) == count + 1
+
+
+def test_weights_are_read_once_for_each_placement(tiny_pair: Path) -> None:
+    names = str(tiny_pair / "target"), str(tiny_pair / "head")
+    pair = open_pair(*names, settings_of(TREE))
+    sampled = dataclasses.replace(pair, config=pair.config.with_(temperature=1.0))
+    assert sampled.params is pair.params
+    placement = shard_pair(MeshShape(), pair.sizes, batch_size=1)
+    placed = dataclasses.replace(pair, placement=placement)
+    assert pair.sharding is None and placed.sharding is not None
 
 
 @pytest.mark.parametrize("method", ["eagle2", "eagle2+lookup", "chain", "small-model"])
