@@ -300,6 +300,13 @@ def test_what_cannot_be_decoded_is_refused_before_anything_is(
     assert queue.is_idle
 
 
+def test_rows_are_rounded_up_to_the_parts_of_a_mesh(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pair, "num_parts", 2)
+    assert make_engine(batch_size=3).batch_size == 4
+
+
 def test_stop_tokens_may_be_many_and_ignored(make_engine: MakeEngine) -> None:
     stops = tuple(range(20, 29))
     queue = make_engine(new_tokens=9, ignore_eos=True, stop_tokens=stops)

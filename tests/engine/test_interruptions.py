@@ -26,6 +26,8 @@ from tests.helpers import refused
 __all__ = ["make_engine"]
 
 PROMPTS = prompts_of(2, 40, 5, 1)
+WAYS = {"one by one": (16, 2), "all at once": (None, len(PROMPTS))}
+"""The most rounds of a step, and the rows, by how prompts are read."""
 MOST_STEPS = 500
 MOST_CALLS = 4 * MOST_STEPS
 
@@ -69,14 +71,27 @@ def _serve(queue: Engine, num_rounds: int | None) -> dict[int, list[int]]:
     raise AssertionError("the queue has no end")
 
 
-@pytest.mark.parametrize("name", ["call", "fetch", "insert"])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("call", "one by one"),
+        ("fetch", "one by one"),
+        ("insert", "one by one"),
+        ("call", "all at once"),
+    ],
+)
 @pytest.mark.parametrize("is_late", [False, True], ids=["before", "after"])
 def test_texts_outlive_an_error_of_any_call_of_the_devices(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, name: str, is_late: bool
+    make_engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    way: str,
+    is_late: bool,
 ) -> None:
     """Before it begins, or after it has spent what it was given."""
-    queue = make_engine(new_tokens=8, batch_size=2)
-    wanted = serve(queue)
+    num_rounds, rows = WAYS[way]
+    queue = make_engine(new_tokens=8, batch_size=rows)
+    wanted = serve(queue, num_rounds)
     kept, calls = getattr(Programs, name), 0
 
     def failing(*arguments: Any, **static: Any) -> Any:
@@ -91,19 +106,18 @@ def test_texts_outlive_an_error_of_any_call_of_the_devices(
 
     monkeypatch.setattr(Programs, name, failing)
     wrong = calls = 0
-    serve(again(queue))
+    serve(again(queue), num_rounds)
     for wrong in range(1, calls + 1):
         calls = 0
-        assert serve(again(queue)) == wanted, wrong
+        assert serve(again(queue), num_rounds) == wanted, wrong
         assert calls >= wrong
 
 
-@pytest.mark.parametrize("num_rounds", [16, None])
-def test_texts_outlive_ctrl_c_at_any_line(
-    make_engine: MakeEngine, num_rounds: int | None
-) -> None:
-    queue = make_engine(new_tokens=8, batch_size=2)
-    wanted = serve(queue)
+@pytest.mark.parametrize("way", WAYS)
+def test_texts_outlive_ctrl_c_at_any_line(make_engine: MakeEngine, way: str) -> None:
+    num_rounds, rows = WAYS[way]
+    queue = make_engine(new_tokens=8, batch_size=rows)
+    wanted = serve(queue, num_rounds)
     rng = random.Random(0)
     with interrupting(lambda: rng.random() < 0.01):
         assert serve(again(queue), num_rounds) == wanted
