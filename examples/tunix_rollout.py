@@ -88,8 +88,10 @@ class EagleRollout(VanillaRollout):
 
     With a `top_p` below 1 or a `top_k`, tunix gives its noise to tokens by rank, which
     nobody knows before the target runs. Then texts are others of the same distribution
-    (but for both at once, which here filter side by side), and log-probabilities those
-    of what the filter leaves, as tunix has them of vLLM.
+    (but for both at once, which here filter side by side).
+
+    Log-probabilities are the policy's own, without filters and temperature: tunix's at
+    temperature 1. Those of other temperatures are refused.
 
     Attributes:
         head: The head's training state.
@@ -135,7 +137,7 @@ class EagleRollout(VanillaRollout):
         self._decoder = eagle_jax.Decoder(
             target=learning.target,
             drafter=eagle_jax.TreeDrafter(model=self._model, tree=tree),
-            logprobs=eagle_jax.LogprobsConfig(mode="processed_logprobs"),
+            logprobs=eagle_jax.LogprobsConfig(),
         )
         self._learning = {"config": learning, "steps": train_steps}
         self._texts: PackedRows | None = None
@@ -148,6 +150,9 @@ class EagleRollout(VanillaRollout):
     ) -> RolloutOutput:
         """Returns what tunix's worker does."""
         del kwargs
+        divisor = 1 if rollout_config.top_p is None else rollout_config.temperature
+        if rollout_config.return_logprobs and divisor != 1:
+            raise ValueError(f"temperature = {divisor} must be 1 for return_logprobs")
         # A trainer's shardings may be others, for which all would be compiled again.
         policy = self._sampler.transformer_state
         policy = jax.tree.map(jax.device_put, policy, self._shardings)

@@ -299,4 +299,4 @@ def emit_next(
     )[:, None]
     is_forbidden = find_forbidden(guide, logits[:, None], one[:, None] - 1, chosen)
     state, taken = emit(state, chosen, one, guide, is_forbidden)
-    return record_logprobs(state, raw, logits, chosen, taken), taken
+    return record_logprobs(state, raw[:, None], chosen, taken), taken

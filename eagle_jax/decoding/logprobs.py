@@ -1,27 +1,20 @@
 """Log-probabilities of a text's tokens, and of the likeliest ones beside them.
 
+They are the target's own: no processor, constraint, temperature or filter changes them.
 They are taken where the logits are: in the prefill, in each round and in each step. A
 decoder that nobody asked for them compiles none of it.
 """
 
 import dataclasses
-from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax.config import require, require_counts
+from eagle_jax.config import require_counts
 from eagle_jax.errors import InputError
 from eagle_jax.interface import PromptChunk
 from eagle_jax.tree.top_k import top_k
-
-LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
-"""Names of distributions, vLLM's: the target's own, or what tokens are drawn from.
-
-The first is the softmax of the target's logits as they are; the second, of those that a
-constraint, temperature and filters have changed, at temperature 0 without these two.
-"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,23 +23,18 @@ class LogprobsConfig:
 
     Attributes:
         num_top: The number of likeliest tokens beside each token, `n`.
-        mode: The distribution that generated tokens are looked up in.
-        prompt: Whether those of the prompt's tokens are wanted too. They are the
-            target's own, whatever the mode: nothing was drawn.
+        prompt: Whether those of the prompt's tokens are wanted too.
 
     Raises:
         InputError: If a setting is outside its range.
     """
 
     num_top: int = 0
-    mode: LogprobsMode = "raw_logprobs"
     prompt: bool = False
 
     def __post_init__(self) -> None:
         """Refuses settings outside their range."""
         require_counts(self, num_top=0)
-        modes = get_args(LogprobsMode)
-        require(self.mode in modes, "mode", self.mode, " or ".join(modes))
 
 
 @struct.dataclass(kw_only=True)
@@ -59,8 +47,7 @@ class Logprobs:
     Attributes:
         own: `[B, S]` float32, of the tokens themselves.
         top_tokens: `[B, S, n]` int32, the likeliest tokens in their places, best first.
-        top: `[B, S, n]` float32, the log-probabilities of these; `-inf` where a filter
-            or a constraint left fewer.
+        top: `[B, S, n]` float32, the log-probabilities of these.
         config: What was asked for. Static.
     """
 
@@ -90,7 +77,7 @@ class Logprobs:
         """Writes those of some tokens.
 
         Args:
-            logits: `[B, W, V]` float32, what the tokens are looked up in.
+            logits: `[B, W, V]` float32, the target's before them.
             tokens: `[B, W]` int32, the tokens, padded at the end.
             begin: `[B]` int32, the place of each row's first.
             count: `[B]` int32, real tokens per row.

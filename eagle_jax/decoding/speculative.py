@@ -163,8 +163,7 @@ def _round(
 
     # Commit: the text grows, and what it ends with becomes the next root.
     state, done = commit(decoder, params, state, tree, output, logits, accepted)
-    path, emitted = accepted.path, (done.tokens, done.count)
-    state = record_logprobs(state, raw, logits, *emitted, path)
+    state = record_logprobs(state, raw, done.tokens, done.count, accepted.path)
     check(f"{type(drafter).__name__}.advance", before, state.drafter_state)
     return state, done
 

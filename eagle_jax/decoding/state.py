@@ -12,7 +12,6 @@ from eagle_jax.constraints import Guide, follow
 from eagle_jax.decoding.logprobs import Logprobs
 from eagle_jax.decoding.requests import RowSettings
 from eagle_jax.interface import Cache
-from eagle_jax.sampling import process_logits
 from eagle_jax.tree import ROOT, DraftTree
 
 
@@ -224,7 +223,6 @@ def record_round(
 
 def record_logprobs(
     state: DecodeState,
-    raw: jax.Array,
     logits: jax.Array,
     tokens: jax.Array,
     count: jax.Array,
@@ -234,24 +232,15 @@ def record_logprobs(
 
     Args:
         state: The state after `emit` of these tokens.
-        raw: `[B, N, V]` float32, the target's logits after the nodes; `[B, V]` of one.
-        logits: Those that tokens are chosen by, as a constraint leaves them.
+        logits: `[B, N, V]` float32, the target's own after the nodes.
         tokens: `[B, W]` int32, the tokens that were to be emitted.
         count: `[B]` int32, how many of them were.
-        path: `[B, W]` int32, the node before each token; `None` for the only one.
+        path: `[B, W]` int32, the node before each token; `None` for the only node.
     """
     logprobs = state.logprobs
     if logprobs is None:
         return state
-    is_raw = logprobs.config.mode == "raw_logprobs"
-    said = raw if is_raw else logits
-    # The path first: other nodes' logits are not looked at.
-    said = (
-        said[:, None]
-        if path is None
-        else jnp.take_along_axis(said, path[..., None], axis=1)
-    )
-    if not is_raw:
-        said = process_logits(said, state.rows.sampling)
-    logprobs = logprobs.written(said, tokens, state.lengths - count, count)
+    if path is not None:  # Other nodes' logits are not looked at.
+        logits = jnp.take_along_axis(logits, path[..., None], axis=1)
+    logprobs = logprobs.written(logits, tokens, state.lengths - count, count)
     return dataclasses.replace(state, logprobs=logprobs)

@@ -223,9 +223,10 @@ class Engine:
         if self._fitting or not self._waiting or is_busy:
             return
         needs = [text.needs for text in self._waiting]
+        grammar = needs[0].grammar
         # What one text needed once is there for the next, but for the constraint.
-        before = self._needs.with_grammar(needs[0].grammar)
-        same = [needs[0], *(one for one in needs if one.mixes(needs[0]))]
+        before = self._needs.with_grammar(grammar)
+        same = [one for one in needs if one.grammar == grammar]
         programs = self.pair.programs(functools.reduce(BatchNeeds.join, same, before))
         self._rows.empty(programs, self.batch_size)
 

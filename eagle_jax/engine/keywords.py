@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, TypeVar
 
 from eagle_jax.config import Acceptance, Dtype, Quantization
-from eagle_jax.decoding.logprobs import LogprobsMode
 from eagle_jax.engine.request import Request
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -40,7 +39,6 @@ class RequestKeywords(TypedDict, total=False):
     no_repeat_ngram_size: int | None
     logprobs: int | None
     prompt_logprobs: int | None
-    logprobs_mode: LogprobsMode | None
     skip_special_tokens: bool | None
     regex: str | None
     json_schema: str | Mapping[str, Any] | None

@@ -8,7 +8,7 @@ from eagle_jax.config import require
 from eagle_jax.constraints.automaton import AutomatonParams
 from eagle_jax.constraints.grammar import compile_grammar
 from eagle_jax.decoding.logprobs import LogprobsConfig
-from eagle_jax.engine.request import LogprobsMode, Request
+from eagle_jax.engine.request import Request
 from eagle_jax.processors import ProcessorConfig
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ class BatchNeeds:
         num_top: The most likely tokens whose log-probabilities are told beside each
             token's own; `None` for none of all.
         has_prompt: Whether those of the prompt's tokens are told.
-        logprobs_mode: See `LogprobsConfig`.
     """
 
     grammar: Grammar | None = None
@@ -51,7 +50,6 @@ class BatchNeeds:
     room: ProcessorConfig = dataclasses.field(default_factory=ProcessorConfig)
     num_top: int | None = None
     has_prompt: bool = False
-    logprobs_mode: LogprobsMode = "raw_logprobs"
 
     @classmethod
     def of(
@@ -72,7 +70,6 @@ class BatchNeeds:
             room=_room(asked),
             num_top=_num_top(request, vocab_size),
             has_prompt=request.prompt_logprobs is not None,
-            logprobs_mode=request.logprobs_mode,
         )
 
     @property
@@ -80,8 +77,7 @@ class BatchNeeds:
         """The log-probabilities that are told; `None` for none."""
         if self.num_top is None:
             return None
-        mode = self.logprobs_mode
-        return LogprobsConfig(num_top=self.num_top, mode=mode, prompt=self.has_prompt)
+        return LogprobsConfig(num_top=self.num_top, prompt=self.has_prompt)
 
     def with_grammar(self, grammar: Grammar | None) -> Self:
         """Returns the same with another constraint."""
@@ -118,20 +114,11 @@ class BatchNeeds:
                 default=None,
             ),
             has_prompt=self.has_prompt or other.has_prompt,
-            # Where none are told, any mode will do.
-            logprobs_mode=self.logprobs_mode
-            if other.num_top is None
-            else other.logprobs_mode,
         )
 
     def fits(self, other: Self) -> bool:
         """Returns whether texts that need the other may enter."""
         return self.grammar == other.grammar and self.join(other) == self
-
-    def mixes(self, other: Self) -> bool:
-        """Returns whether texts that need either may share a batch at all."""
-        modes = {one.logprobs_mode for one in (self, other) if one.num_top is not None}
-        return self.grammar == other.grammar and len(modes) < 2
 
 
 def _room(asked: ProcessorConfig) -> ProcessorConfig:

@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeAlias
 
 from eagle_jax.checkpoints.hf_fields import Fields, stop_tokens, warn_once
 from eagle_jax.config import DRAWS, Range, Without, require, setting
-from eagle_jax.decoding.logprobs import LogprobsMode
 from eagle_jax.errors import InputError, did_you_mean
 from eagle_jax.parsing import check_type, hints_of, read_json
 from eagle_jax.processors import ProcessorConfig
@@ -53,10 +52,9 @@ class Request:
         bad_words_ids: Lists of token ids that no text contains in a row.
         no_repeat_ngram_size: The length of token sequences that occur once; 0 is off.
         logprobs: Whether to return the log-probability of every token, and of so many
-            of the most likely ones at its place; `None` for none.
+            of the most likely ones at its place, in the target's own distribution;
+            `None` for none.
         prompt_logprobs: The same of the prompt's tokens.
-        logprobs_mode: "raw_logprobs" of the target's own distribution, or
-            "processed_logprobs" of the one that tokens are drawn from.
         skip_special_tokens: If false, texts keep special tokens.
         regex: A regular expression that the text matches as a whole, if it is not cut
             short (needs the extra "grammar"); `None` for any text.
@@ -108,11 +106,6 @@ class Request:
     )
     prompt_logprobs: int | None = setting(
         None, Range(0, _MOST), openai=Without("answers have no place for them")
-    )
-    logprobs_mode: LogprobsMode = setting(
-        "raw_logprobs",
-        flag=Without("records compare the target's own distributions"),
-        openai=Without("OpenAI's are the target's own"),
     )
     skip_special_tokens: bool = setting(True, flag="keep_special_tokens")
     regex: str | None = setting(None, openai="guided_regex")
@@ -380,7 +373,7 @@ _CHECKS: dict[Any, Check] = {
     int | None: _whole_or_none,
     Sequence[int]: _wholes,
     str | Sequence[str]: _strings,
-    **{hint: functools.partial(_scalar, hint) for hint in (float, bool, LogprobsMode)},
+    **{hint: functools.partial(_scalar, hint) for hint in (float, bool)},
 }
 
 

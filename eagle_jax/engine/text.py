@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -350,12 +349,7 @@ def _tell(
         TokenLogprob(
             token_id=id_,
             logprob=own,
-            # Those that a filter forbids have none.
-            top={
-                token: value
-                for token, value in zip(tokens[:num_top], values, strict=False)
-                if value > -math.inf
-            },
+            top=dict(zip(tokens[:num_top], values, strict=False)),
         )
         for id_, own, tokens, values in zip(
             ids, *(array.tolist() for array in arrays), strict=True

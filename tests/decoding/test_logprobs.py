@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from eagle_jax.config import TreeConfig
-from eagle_jax.constraints.automaton import DEAD, START
 from eagle_jax.decoding import autoregressive, growth, slots, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.logprobs import Logprobs, LogprobsConfig
@@ -21,12 +20,12 @@ from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import LookupDrafter, SwitchDrafter, TreeDrafter
 from eagle_jax.interface import Drafter, Params, Target
 from eagle_jax.interface import prefill as reading
+from eagle_jax.processors import ProcessorConfig
 from eagle_jax.testing import ToyModel, ToyTarget
-from tests.constraints.test_automaton import AUTOMATON, NEXT, TABLES
+from tests.constraints.test_automaton import AUTOMATON, TABLES
 from tests.constraints.test_automaton import VOCABULARY as LETTERS
 from tests.helpers import refused
 from tests.stories import Stories, batches
-from tests.test_sampling import judge as kept
 
 TARGET = ToyTarget(vocab_size=11)
 TREE = TreeConfig(num_nodes=12, depth=4, width=3)
@@ -40,11 +39,12 @@ DRAFTERS: dict[str, Drafter] = {
 }
 PARAMS = Params(target=(), drafter=jnp.float32(0.7))
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7], [2, 2]]
-RAW = LogprobsConfig(num_top=3, prompt=True)
-PROCESSED = dataclasses.replace(RAW, mode="processed_logprobs")
+CONFIG = LogprobsConfig(num_top=3, prompt=True)
 
 
-def toy_decoder(name: str, rule: Any, config: LogprobsConfig | None = RAW) -> Decoder:
+def toy_decoder(
+    name: str, rule: Any, config: LogprobsConfig | None = CONFIG
+) -> Decoder:
     return Decoder(
         target=TARGET, drafter=DRAFTERS[name], acceptance=rule, logprobs=config
     )
@@ -52,8 +52,7 @@ def toy_decoder(name: str, rule: Any, config: LogprobsConfig | None = RAW) -> De
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    with np.errstate(divide="ignore"):
-        return np.log(np.exp(shifted) / np.exp(shifted).sum(axis=-1, keepdims=True))
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 @functools.partial(jax.jit, static_argnames=("target",))
@@ -65,35 +64,14 @@ def read_whole(target: Target, params: Any, tokens: jax.Array) -> jax.Array:
     return target.unembed(params, output.hidden)
 
 
-def judged(decoder: Decoder, params: Params, state: DecodeState) -> list[np.ndarray]:
-    """What each row's tokens are looked up in, `[length - 1, V]`."""
-    found, settings = [], state.rows.sampling
-    assert decoder.logprobs is not None
-    is_raw = decoder.logprobs.mode == "raw_logprobs"
-    everywhere = np.array(read_whole(decoder.target, params.target, state.tokens))
-    for row, length in enumerate(state.lengths.tolist()):
-        logits = everywhere[row, : length - 1]
-        begin = int(state.rows.prompt_lengths[row]) - 1
-        temperature, letter = float(settings.temperature[row]), START
-        for place in range(begin, 0 if is_raw else length - 1):
-            if decoder.constraint is not None:
-                logits[place, NEXT[letter] == DEAD] = -np.inf
-                letter = NEXT[letter, int(state.tokens[row, place + 1])]
-            if temperature > 0:
-                filters = (settings.top_p, settings.top_k, settings.min_p)
-                top_p, top_k, min_p = (float(values[row]) for values in filters)
-                left = kept(logits[place], temperature, top_p, int(top_k), min_p)
-                logits[place] = np.where(left, logits[place] / temperature, -np.inf)
-        found.append(log_softmax(logits))
-    return found
-
-
 def check(decoder: Decoder, params: Params, state: DecodeState) -> None:
     """Compares what a state recorded with the judge's."""
     recorded, config = state.logprobs, decoder.logprobs
     assert recorded is not None and config is not None
-    for row, expected in enumerate(judged(decoder, params, state)):
+    logits = np.asarray(read_whole(decoder.target, params.target, state.tokens))
+    for row, length in enumerate(state.lengths.tolist()):
         begin = 0 if config.prompt else int(state.rows.prompt_lengths[row]) - 1
+        expected = log_softmax(logits[row, : length - 1])
         check_places(recorded, row, begin, expected, state.tokens[row])
 
 
@@ -129,8 +107,8 @@ def toy_requests(rows: int, rule: str, new_tokens: int = 20) -> Requests:
 @pytest.mark.parametrize(
     ("name", "rule", "rows", "config"),
     [
-        ("tree", "coupled", 1, RAW),
-        ("tree", "rejection", 4, PROCESSED),
+        ("tree", "coupled", 1, CONFIG),
+        ("tree", "rejection", 4, CONFIG),
         ("switch", "greedy", 4, LogprobsConfig()),
     ],
 )
@@ -148,12 +126,8 @@ def test_rounds_and_plain_steps_record_what_a_judge_computes(
     np.testing.assert_array_equal(state.tokens, asked_nothing.tokens)
 
 
-@pytest.mark.parametrize(
-    ("config", "rule"), [(RAW, "coupled"), (PROCESSED, "rejection")], ids=str
-)
-def test_a_constraint_changes_what_is_processed_alone(
-    config: LogprobsConfig, rule: Any
-) -> None:
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+def test_constraints_and_processors_change_none_of_them(rule: Any) -> None:
     target = ToyTarget(vocab_size=LETTERS, sharpness=1.0)
     model = ToyModel(vocab_size=LETTERS, sharpness=1.0, seed=7)
     decoder = Decoder(
@@ -161,17 +135,19 @@ def test_a_constraint_changes_what_is_processed_alone(
         drafter=TreeDrafter(model=model, tree=TREE),
         acceptance=rule,
         constraint=AUTOMATON,
-        logprobs=config,
+        logprobs=CONFIG,
     )
     params = Params(target=(), constraint=TABLES)
     requests = make_requests(
-        [[1, 2], [3]], max_new_tokens=20, temperature=[1.0, 0.0], seeds=[0, 1]
+        [[1, 2], [3]],
+        max_new_tokens=20,
+        temperature=[1.0, 0.0],
+        seeds=[0, 1],
+        processors=ProcessorConfig(presence_penalty=0.5, logit_bias={2: 1.0}),
     )
     state = speculative.generate(decoder, params, requests)
     check(decoder, params, state)
     check(decoder, params, autoregressive.generate(decoder, params, requests))
-    assert state.logprobs is not None
-    assert np.isinf(state.logprobs.top).any() == (config is PROCESSED)
 
 
 def test_texts_that_enter_rows_get_those_that_each_has_alone() -> None:
@@ -220,7 +196,7 @@ def test_a_prompts_are_right_across_the_borders_of_chunks(
     monkeypatch.setattr(reading, "PREFILL_CHUNK", 8)
     # A target of its own: programs are kept by decoder, and have the usual chunks.
     target = ToyTarget(vocab_size=11, seed=5)
-    decoder = Decoder(target=target, logprobs=RAW)
+    decoder = Decoder(target=target, logprobs=CONFIG)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(11, size=n).tolist() for n in (1, 7, 8, 9, 16, 17, 24)]
     requests = make_requests(prompts, max_new_tokens=1, prompt_bucket=24)
@@ -233,7 +209,7 @@ def test_a_trained_pairs_are_the_same_with_and_without_drafts(
 ) -> None:
     requests, *_ = batches(stories, 4, temperature=[0.0, 1.0] * 2, top_p=0.9)
     drafter = stories.drafter(num_nodes=16)
-    decoder = Decoder(target=stories.target, drafter=drafter, logprobs=PROCESSED)
+    decoder = Decoder(target=stories.target, drafter=drafter, logprobs=CONFIG)
     params = stories.params(stories.trained)
     state = speculative.generate(decoder, params, requests, num_slots=128)
     assert int(state.accept_lengths.sum()) > 0
@@ -253,7 +229,7 @@ def test_those_of_the_stories_model_are_those_of_transformers(
     )
     requests, *_ = batches(stories, 4, temperature=[0.0, 0.0, 1.0, 1.0])
     decoder = Decoder(
-        target=stories.target, drafter=stories.drafter(num_nodes=16), logprobs=RAW
+        target=stories.target, drafter=stories.drafter(num_nodes=16), logprobs=CONFIG
     )
     params = stories.params(stories.trained)
     state = speculative.generate(decoder, params, requests, num_slots=128)
@@ -282,7 +258,7 @@ def shapes(nodes: int, text: str) -> Sequence[str]:
 
 def test_nothing_is_compiled_when_nobody_asks_and_a_path_when_somebody_does() -> None:
     without, state = lowered(None)
-    with_them, larger = lowered(RAW)
+    with_them, larger = lowered(CONFIG)
     path, nodes = TREE.depth + 1, TREE.num_nodes
     assert shapes(path, with_them) and not shapes(nodes, with_them)
     assert not shapes(path, without) and f"tensor<4x{path}x11xf32>" not in without
@@ -302,5 +278,3 @@ def test_what_nobody_can_answer_is_refused() -> None:
             "the target knows 11 tokens",
         )
     refused(lambda: LogprobsConfig(num_top=-1), "num_top = -1 must be 0 or more")
-    mode: Any = "raw_logits"
-    refused(lambda: LogprobsConfig(mode=mode), "mode = raw_logits must be raw_logprobs")

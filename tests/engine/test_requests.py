@@ -176,13 +176,10 @@ def test_every_prompt_has_settings_of_its_own(small: Pair, small_plain: Pair) ->
 def test_log_probabilities_are_those_of_plain_decoding(
     small: Pair, small_plain: Pair
 ) -> None:
-    settings = [
+    each = [
         small.request(**asked(logprobs=3, prompt_logprobs=1, presence_penalty=1.0)),
         small.request(max_new_tokens=9, stop="\n"),
         small.request(**asked(logprobs=0, n=2)),
-    ]
-    each = [
-        dataclasses.replace(one, logprobs_mode="processed_logprobs") for one in settings
     ]
     prompts = [PROMPT, PROMPT, "x"]
     found = small.generate(prompts, each)
@@ -307,10 +304,6 @@ def test_results_tell_text_and_figures(whole: Generation) -> None:
         ({"n": 1.5}, "n = 1.5 must be a whole number"),
         ({"seed": -1}, "seed = -1"),
         ({"logprobs": -1}, "logprobs = -1"),
-        (
-            {"logprobs_mode": "raw"},
-            "logprobs_mode = 'raw' must be one of 'raw_logprobs'",
-        ),
         ({"repetition_penalty": 0.0}, "repetition_penalty = 0.0"),
         ({"presence_penalty": 3.0}, "presence_penalty = 3.0"),
         ({"bad_words": [""]}, "bad_words holds ''"),

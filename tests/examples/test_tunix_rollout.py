@@ -29,7 +29,7 @@ def config() -> Any:
         max_tokens_to_generate=12,
         max_prompt_length=6,
         kv_cache_size=32,
-        temperature=0.7,
+        temperature=1.0,
         return_logprobs=True,
         eos_tokens=[5, 6, 7, 8],  # Some texts end before the others.
     )
@@ -70,20 +70,34 @@ def assert_same(worker: Any, config: Any) -> Any:
     np.testing.assert_array_equal(
         ours.left_padded_prompt_tokens, theirs.left_padded_prompt_tokens
     )
-    for name in ("tokens", "logprobs"):
+    for name in ["tokens"] + ["logprobs"] * config.return_logprobs:
         pairs = zip(getattr(ours, name), getattr(theirs, name), strict=True)
         for one, other in pairs:
             np.testing.assert_allclose(one, other, atol=1e-4)
     return ours
 
 
-@pytest.mark.parametrize("seed", [None, 7, jax.random.PRNGKey(8)])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"seed": None},
+        {"seed": jax.random.PRNGKey(8)},
+        {"seed": 7, "temperature": 0.7, "return_logprobs": False},
+    ],
+)
 def test_texts_are_those_of_tunixs_own_worker(
-    worker: Any, config: Any, seed: Any
+    worker: Any, config: Any, settings: dict[str, Any]
 ) -> None:
-    rollouts = assert_same(worker, dataclasses.replace(config, seed=seed))
+    rollouts = assert_same(worker, dataclasses.replace(config, **settings))
     assert len({len(tokens) for tokens in rollouts.tokens}) > 1
     assert worker.rates[-1] > 1
+
+
+def test_log_probabilities_of_other_temperatures_are_refused(
+    worker: Any, config: Any
+) -> None:
+    with pytest.raises(ValueError, match=r"temperature = 0\.7 must be 1"):
+        worker.generate(PROMPTS, dataclasses.replace(config, temperature=0.7))
 
 
 def test_greedy_texts_and_their_log_probabilities(worker: Any, config: Any) -> None:

@@ -410,7 +410,7 @@ if __name__ == "__main__":
     # Fewer key/value heads than devices: some hold the same.
     experts = tiny.GPT_OSS | {"num_experts": 8}
     check_decoding("gpt-oss", pair_of(2, **experts), (1, 8))
-    config = LogprobsConfig(num_top=3, mode="processed_logprobs", prompt=True)
+    config = LogprobsConfig(num_top=3, prompt=True)
     check_decoding(
         "eagle3, processors", eagle3(), (2, 2), requests=PROCESSED, logprobs=config
     )
