@@ -57,7 +57,7 @@ def target_config(folder: Path) -> TransformerConfig:
     num_layers = fields.size("num_hidden_layers", most=_MOST_LAYERS)
     window, windowed = _read_windows(fields, family, num_layers)
     positions = fields.size("max_position_embeddings", most=MOST_POSITIONS)
-    if rope.kind == "longrope":
+    if rope.kind == "longrope" and positions > rope.original_max_positions:
         positions = min(positions, rope.original_max_positions)
         warn_once(
             f"{fields.path}: rope type 'longrope' turns all keys anew beyond "

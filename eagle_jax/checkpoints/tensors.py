@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from eagle_jax.checkpoints.hub import RangeReader, range_reader
 from eagle_jax.checkpoints.names import transposed
+from eagle_jax.checkpoints.remote import RangeReader, range_reader
 from eagle_jax.errors import InputError, first_line
 from eagle_jax.parsing import parse_json
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
+from eagle_jax.checkpoints.gguf_folder import open_gguf
 from eagle_jax.checkpoints.hf_fields import DTYPES, warn_once
 from eagle_jax.checkpoints.hub import WEIGHT_FILES
 from eagle_jax.checkpoints.names import MAPS
@@ -140,8 +141,8 @@ def open_weights(folder: Path) -> Weights:
 
     In a Hugging Face folder `model.safetensors`, its sharded form with an index,
     `pytorch_model.bin` and its sharded form are looked for in this order, then the
-    files of Medusa's and Hydra's heads. A `.bin` or `.pt` file is a pickle: it is read
-    only through torch with `weights_only=True`.
+    files of Medusa's and Hydra's heads, and GGUF files. A `.bin` or `.pt` file is a
+    pickle: it is read only through torch with `weights_only=True`.
 
     Args:
         folder: A Hugging Face folder.
@@ -161,10 +162,12 @@ def open_weights(folder: Path) -> Weights:
             return Weights(folder, _open_file(folder / f"{stem}.{kind}"))
         if index.is_file():
             return Weights(folder, _open_shards(index))
+    if (stored := open_gguf(folder)) is not None:
+        return Weights(folder, stored)
     raise InputError(
         f"{folder} holds no weights: neither model.safetensors nor pytorch_model.bin, "
         "nor an index of shards, nor medusa_lm_head or hydra_lm_head as .safetensors "
-        "or .pt"
+        "or .pt, nor a .gguf file"
     )
 
 

@@ -1,0 +1,336 @@
+"""What a GGUF file says, in the words of Hugging Face: settings and tensors."""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from eagle_jax.checkpoints.families import FAMILIES
+from eagle_jax.checkpoints.gguf_header import Gguf
+from eagle_jax.checkpoints.names import GEMMA, TRANSFORMER
+from eagle_jax.checkpoints.tensors import Part, StoredTensor
+from eagle_jax.errors import InputError, shortened
+
+_FAMILIES = {
+    "llama": "llama",
+    "mistral": "mistral",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3moe": "qwen3_moe",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+    "phi3": "phi3",
+    "gpt-oss": "gpt_oss",
+}
+"""The architectures that are read, and their `model_type`."""
+
+# Of these llama.cpp keeps the rows of q and k in another order.
+_PERMUTED = ("llama", "mistral")
+_DRAFTS = ("eagle", "dflash", "medusa", "mtp")
+# What people try that is no model to write texts with.
+_OTHERS = {
+    "mmproj": "a projector of images beside a model; give the model's own file",
+    "adapter": "an adapter (LoRA); merge it into its model, and give that",
+    "imatrix": "statistics for quantizing, no model",
+    "vocab": "a vocabulary without a model",
+}
+
+_FIELDS = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "attention.sliding_window_pattern": "sliding_window_pattern",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rope.freq_base": "rope_theta",
+    "rope.freq_base_swa": "rope_local_base_freq",
+    "expert_count": "num_local_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+"""The fields that are read, without the architecture in front, and Hugging Face's."""
+
+# Read below, or the same as what the tensors say.
+_READ = """vocab_size rope.dimension_count rope.scaling.type rope.scaling.factor
+    rope.scaling.original_context_length rope.scaling.attn_factor
+    rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow rope.scaling.finetuned
+    rope.scale_linear attention.value_length attention.causal tensor_data_layout"""
+
+_TENSORS = {
+    "token_embd": "embedding",
+    "output_norm": "norm",
+    "output": "output_head",
+    "attn_norm": "input_norm",
+    "attn_q": "query",
+    "attn_k": "key",
+    "attn_v": "value",
+    "attn_output": "output",
+    "attn_q_norm": "query_norm",
+    "attn_k_norm": "key_norm",
+    "attn_sinks": "sinks",
+    "post_attention_norm": "output_norm",
+    "ffn_norm": "mlp_norm",
+    "post_ffw_norm": "mlp_output_norm",
+    "ffn_gate": "mlp.gate",
+    "ffn_up": "mlp.up",
+    "ffn_down": "mlp.down",
+    "ffn_gate_inp": "mlp.router",
+    "ffn_gate_exps": "mlp.experts.gate",
+    "ffn_up_exps": "mlp.experts.up",
+    "ffn_down_exps": "mlp.experts.down",
+}
+"""The tensors by their names in a layer, and their paths in `TransformerParams`."""
+
+# Those of the first line are joined in Phi-3; in gpt-oss a name means another norm.
+_OF_PHI = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_OF_GPT_OSS = {"post_attention_norm": "mlp_norm"}
+# The stretch of each rotary frequency, for short and for long texts.
+_FACTORS, _LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+_LLAMA_FACTORS = "rope_freqs.weight"
+
+_NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
+
+
+def config_of(gguf: Gguf) -> dict[str, Any]:
+    """Returns what `config.json` would say.
+
+    Args:
+        gguf: The file's metadata and tensors.
+
+    Raises:
+        InputError: If it holds no model that can be run, naming what is in the way.
+    """
+    arch = _architecture(gguf)
+    values = {
+        name.removeprefix(f"{arch}."): value
+        for name, value in gguf.fields.items()
+        if name.startswith(f"{arch}.")
+    }
+    read = {*_FIELDS, *_READ.split()}
+    for name, value in values.items():
+        if name not in read and value not in (0, False, "", "none"):
+            raise _refusal(gguf, f"{arch}.{name} = {value!r} is not supported")
+    config = {
+        theirs: values[name] for name, theirs in _FIELDS.items() if name in values
+    }
+    heads = config.get("num_attention_heads")
+    if type(heads) is not int or heads < 1:
+        raise _refusal(gguf, f"{arch}.attention.head_count = {heads!r} is no number")
+    width = config.setdefault("head_dim", _head_dim(gguf, arch, values, heads))
+    if type(width) is not int or values.get("attention.value_length", width) != width:
+        raise _refusal(gguf, f"keys have a length of {width!r}, and values another one")
+    kind = _FAMILIES[arch]
+    if arch == "llama" and "sliding_window" in config:
+        kind = "mistral"
+    table = gguf.tensors.get("token_embd.weight")
+    if table is None:
+        raise _refusal(gguf, "it lacks token_embd.weight, the embedding table")
+    dtypes = {x.dtype for x in gguf.tensors.values() if len(x.shape) > 1}
+    dtypes -= {"float32"} if len(dtypes) > 1 else set()
+    config |= {
+        "model_type": kind,
+        "architectures": [FAMILIES[kind].architecture],
+        "vocab_size": table.shape[0],
+        "tie_word_embeddings": "output.weight" not in gguf.tensors,
+        "dtype": dtypes.pop() if len(dtypes) == 1 else "bfloat16",
+        "eos_token_id": _stop_tokens(gguf),
+        **_rope(gguf, values, config),
+        **_of_family(arch, values, config, heads),
+    }
+    if kind == "mistral":
+        config.setdefault("sliding_window", None)
+    return config
+
+
+def tensors_of(gguf: Gguf) -> dict[str, StoredTensor]:
+    """Returns the tensors by their names in Hugging Face's files, as those hold them.
+
+    Args:
+        gguf: A file that `config_of` has taken.
+
+    Raises:
+        InputError: If there is a tensor of another model.
+    """
+    arch, found, left = _architecture(gguf), {}, []
+    is_gemma = arch.startswith("gemma")
+    table = GEMMA if is_gemma else TRANSFORMER
+    own = dict(_TENSORS) | (_OF_GPT_OSS if arch == "gpt-oss" else {})
+    heads = gguf.fields.get(f"{arch}.attention.head_count", 1)
+    groups = gguf.fields.get(f"{arch}.attention.head_count_kv", heads)
+    counts = {"attn_q": heads, "attn_k": groups} if arch in _PERMUTED else {}
+    for name, tensor in gguf.tensors.items():
+        if name in (_FACTORS, _LONG_FACTORS, _LLAMA_FACTORS):
+            continue
+        one = _NAME.fullmatch(name)
+        number, inner, kind = one.groups() if one else (None, "", "")
+        path = own.get(inner, "")
+        if kind == "bias":
+            path = "out_bias" if inner == "attn_output" else f"{path}_bias"
+        path = path if number is None else f"layers.{{}}.{path}"
+        if arch == "phi3" and inner in _OF_PHI:
+            theirs = f"model.layers.{{}}.{_OF_PHI[inner]}.{kind}"
+        elif path in table:
+            theirs = table[path]
+        else:
+            left.append(name)
+            continue
+        if inner in counts:
+            tensor = _unpermuted(tensor, counts[inner])
+        if is_gemma and inner.endswith("norm"):
+            tensor = _changed(tensor, lambda norm: norm - np.float32(1))
+        found[theirs.format(number)] = tensor
+    if left:
+        raise _refusal(gguf, f"it holds tensors of another model: {shortened(left, 4)}")
+    return found
+
+
+def _refusal(gguf: Gguf, reason: str) -> InputError:
+    return InputError(f"{gguf.path}: {reason}")
+
+
+def _architecture(gguf: Gguf) -> str:
+    """Returns the architecture of a model that can be run."""
+    kind, arch = (
+        gguf.fields.get(f"general.{name}") for name in ("type", "architecture")
+    )
+    kind = "mmproj" if arch == "clip" else kind
+    if kind in _OTHERS:
+        raise _refusal(gguf, f"it holds {_OTHERS[kind]}")
+    if any(one in str(arch) for one in _DRAFTS):
+        raise _refusal(
+            gguf, f"it holds a draft ({arch}), not a target; give the model that it "
+            "drafts for, and a head in the format of Hugging Face as `draft`"
+        )  # fmt: skip
+    if arch not in _FAMILIES:
+        raise _refusal(
+            gguf, f"general.architecture = {arch!r} is not supported; known are "
+            f"{', '.join(_FAMILIES)}"
+        )  # fmt: skip
+    return arch
+
+
+def _head_dim(gguf: Gguf, arch: str, values: dict[str, Any], heads: int) -> int:
+    """Returns the width of a head where the file does not say it."""
+    turned = values.get("rope.dimension_count")
+    if arch in _PERMUTED and isinstance(turned, int):
+        return turned
+    width = values.get("embedding_length")
+    if not isinstance(width, int) or width % heads:
+        raise _refusal(
+            gguf, f"{heads} heads do not divide embedding_length = {width!r}"
+        )
+    return width // heads
+
+
+def _of_family(
+    arch: str, values: dict[str, Any], config: dict[str, Any], heads: int
+) -> dict[str, Any]:
+    """Returns what llama.cpp knows of an architecture, and its files do not say."""
+    if arch.startswith("gemma"):
+        # The largest of each generation has a scale of its own.
+        largest = {"gemma2": 46, "gemma3": 62}[arch]
+        is_largest = config.get("num_hidden_layers") == largest
+        width = values.get("embedding_length", 0)
+        scalar = width // heads if is_largest else config["head_dim"]
+        return {"query_pre_attn_scalar": scalar}
+    if arch == "qwen3moe":
+        return {"norm_topk_prob": True}
+    if arch == "gpt-oss":
+        width = values.get(
+            "expert_feed_forward_length", config.get("intermediate_size")
+        )
+        config.pop("moe_intermediate_size", None)
+        return {"attention_bias": True, "intermediate_size": width}
+    return {}
+
+
+def _rope(gguf: Gguf, values: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """Returns the scaling of rotary embeddings, and how much of a head is turned."""
+    found: dict[str, Any] = {}
+    turned, width = values.get("rope.dimension_count"), config["head_dim"]
+    if turned not in (None, width):
+        found["partial_rotary_factor"] = turned / width
+    names = "type factor original_context_length attn_factor"
+    kind, factor, original, attention = (
+        values.get(f"rope.scaling.{name}") for name in names.split()
+    )
+    factor = factor or values.get("rope.scale_linear")
+    positions = config.get("max_position_embeddings")
+    short, freqs = (gguf.tensors.get(name) for name in (_FACTORS, _LLAMA_FACTORS))
+    if short is not None or freqs is not None:
+        # Where texts of all lengths have the same ones, nothing is turned anew.
+        long = gguf.tensors.get(_LONG_FACTORS, short) if freqs is None else freqs
+        scaling = {
+            "rope_type": "longrope",
+            "short_factor": _numbers(freqs if short is None else short),
+            "long_factor": _numbers(long),
+            "original_max_position_embeddings": positions if freqs else original,
+        }
+        if attention or freqs is not None:
+            scaling["attention_factor"] = attention or 1.0
+    elif kind == "linear" or (kind is None and factor not in (None, 0, 1)):
+        scaling = {"rope_type": "linear", "factor": factor}
+    elif kind == "yarn":
+        scaling = {
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": original,
+            "beta_fast": values.get("rope.scaling.yarn_beta_fast", 32.0),
+            "beta_slow": values.get("rope.scaling.yarn_beta_slow", 1.0),
+            "truncate": config.get("num_local_experts") is None,
+        }
+    elif kind in (None, "none", "longrope"):
+        return found
+    else:
+        raise _refusal(gguf, f"rope.scaling.type = {kind!r} is not supported")
+    return found | {"rope_scaling": scaling}
+
+
+def _numbers(tensor: StoredTensor | None) -> list[float]:
+    assert tensor is not None
+    whole = tensor.read_part(tuple((0, size) for size in tensor.shape))
+    return whole.ravel().astype(float).tolist()
+
+
+def _stop_tokens(gguf: Gguf) -> list[int]:
+    """Returns the ids that end a text: of a text, of a turn, of a message."""
+    names = ("eos_token_id", "eot_token_id", "eom_token_id")
+    found = [gguf.fields.get(f"tokenizer.ggml.{name}") for name in names]
+    return sorted({one for one in found if one is not None})
+
+
+def _changed(
+    tensor: StoredTensor, change: Callable[[np.ndarray], np.ndarray]
+) -> StoredTensor:
+    return dataclasses.replace(
+        tensor, read_part=lambda part: change(tensor.read_part(part))
+    )
+
+
+def _unpermuted(tensor: StoredTensor, heads: int) -> StoredTensor:
+    """Returns the rows of q or k in the order of Hugging Face's files.
+
+    llama.cpp turns neighbouring dimensions of a head by an angle; there they stand half
+    a head apart.
+    """
+    rows = tensor.shape[0]
+    if type(heads) is not int or heads < 1 or rows % (2 * heads):
+        return tensor  # Its shape is refused with those of the others.
+    order = np.arange(rows).reshape(heads, rows // heads // 2, 2)
+    order = order.swapaxes(1, 2).ravel()
+
+    def read_part(part: Part) -> np.ndarray:
+        (first, last), *others = part
+        wanted = order[first:last]
+        start, stop = int(wanted.min()), int(wanted.max()) + 1
+        return tensor.read_part(((start, stop), *others))[wanted - start]
+
+    return dataclasses.replace(tensor, read_part=read_part)
