@@ -2,10 +2,12 @@
 
     eagle-jax regenerate --target FOLDER --data FILE --output out.jsonl
     eagle-jax regenerate --target FOLDER --samples 900 --temperature 1 --output FILE
+    eagle-jax regenerate --target FOLDER --questions 900 --temperature 1 --output FILE
 
 Answers of the data are replaced by the target's own; `--samples` writes texts from
-the start token alone. With `--draft` the target decodes speculatively: the same texts,
-sooner. The same command, run again, goes on where it was stopped.
+the start token alone, `--questions` what users might ask, to be answered next. With
+`--draft` the target decodes speculatively: the same texts, sooner. The same command,
+run again, goes on where it was stopped.
 """
 
 import argparse
@@ -36,6 +38,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add_flags(parser, "draft", help="EAGLE head that makes it quicker")
     add("--data", type=Path, help=DATA)
     add("--samples", type=int, help="without data: texts from the start token alone")
+    add("--questions", type=int, help="without data: questions, in its chat template")
+    add("--systems", type=Path, help="what the system says before them, a line each")
+    add("--greedy-every", type=int, help="at 3 every third text is greedy")
     add("--output", type=Path, required=True, help="JSON lines; gone on with if there")
     add("--overwrite", action="store_true", help="start the output again")
     add("--min-prefix", type=int, default=1, help="fewest tokens kept of a document")

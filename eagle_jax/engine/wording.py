@@ -175,7 +175,8 @@ def _tokenizer_class(folder: Path) -> Any:
     """Returns the tokenizer's class; to import all of transformers takes seconds."""
     path = folder / "tokenizer_config.json"
     settings = read_json(path) if path.is_file() else {}
-    if settings.get("tokenizer_class") == "PreTrainedTokenizerFast":
+    names = ("PreTrainedTokenizerFast", "TokenizersBackend")  # One class.
+    if settings.get("tokenizer_class") in names:
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast

@@ -1,4 +1,4 @@
-"""Writes GGUF files as llama.cpp's converters do, from what Hugging Face's files say."""
+"""Writes GGUF files as llama.cpp's converters do, from Hugging Face's tensors."""
 
 from pathlib import Path
 from typing import Any

@@ -297,7 +297,7 @@ def test_a_part_of_a_permuted_matrix_is_a_slice_of_it(tmp_path: Path) -> None:
 
 def test_parts_and_folders_and_links_are_one_model(tmp_path: Path) -> None:
     """Any part stands for all; the folder that is made is used again."""
-    config, tensors, path = _model(tmp_path, "qwen2")
+    _, tensors, path = _model(tmp_path, "qwen2")
     whole = load_target(resolve(str(path)), "float32")
     home, names = tmp_path / "split", sorted(tensors)
     home.mkdir()

@@ -87,3 +87,20 @@ def test_conversations_need_room(
     more = ["--data", _data(tmp_path), "--min-prefix", 9, "--max-length", 4]
     assert run(_command(chat_pair, tmp_path / "out.jsonl", *more)) == 2
     assert "none of 4 prompts left room" in capsys.readouterr().err
+
+
+def test_questions_are_the_same_after_a_stop(
+    chat_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "questions.jsonl"
+    command = _command(chat_pair, output, "--questions", 40)
+    assert run([*command, "--max-new-tokens", "1"]) == 2
+    assert "none of 40 was a question" in capsys.readouterr().err
+    command += ["--max-new-tokens", "60", "--overwrite"]
+    assert run(command) == 0
+    whole = output.read_bytes()
+    output.write_bytes(b"".join(whole.splitlines(keepends=True)[:3]))
+    assert run(command[:-1]) == 0
+    assert output.read_bytes() == whole
+    roles = [[m["role"] for m in record["messages"]] for record in _records(output)]
+    assert len(roles) > 3 and roles == [["user"]] * len(roles)

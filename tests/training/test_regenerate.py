@@ -12,7 +12,8 @@ from eagle_jax.engine.request import Request
 from eagle_jax.engine.text import Text
 from eagle_jax.logs import JsonLines
 from eagle_jax.training.conversations import Example
-from eagle_jax.training.regenerate import Task, Writer, next_index, seed_of
+from eagle_jax.training.regenerate import next_index
+from eagle_jax.training.writer import Task, Writer, seed_of
 from tests.chats import BOS, CHATS, EOS
 from tests.helpers import refused
 
@@ -26,16 +27,17 @@ CONVERSATIONS = [
 ]
 
 
-def writer_of(tokenizer: Any, *, max_length: int = 200, seed: int = SEED) -> Any:
+def writer_of(tokenizer: Any, **settings: Any) -> Writer:
     """What asks a pair that was not read."""
 
     def text(prompt: list[int], request: Request) -> Text:
         return Text(prompt, request, needs=BatchNeeds(), tokenizer=tokenizer)
 
-    pair: Any = SimpleNamespace(
-        tokenizer=tokenizer, text=text, request=lambda seed: Request(seed=seed)
-    )
-    return Writer(pair=pair, seed=seed, max_length=max_length)
+    def request(seed: int) -> Request:
+        return Request(seed=seed, temperature=1.0)
+
+    pair: Any = SimpleNamespace(tokenizer=tokenizer, text=text, request=request)
+    return Writer(**{"pair": pair, "seed": SEED, "max_length": 200} | settings)
 
 
 def token_of(seed: int) -> int:
