@@ -2,7 +2,6 @@
 
 import itertools
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
