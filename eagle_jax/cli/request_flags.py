@@ -46,8 +46,9 @@ def take_request(arguments: argparse.Namespace) -> dict[str, Any]:
         InputError: If a bias or the schema cannot be read.
     """
     given = {name: vars(arguments).pop(name) for name in _FLAGS}
-    arguments.schema_file = given["json_schema"]
-    given["json_schema"] = arguments.schema_file and read_json(arguments.schema_file)
+    schema = arguments.schema_file = given["json_schema"]
+    if schema and not schema.lstrip().startswith("{"):
+        given["json_schema"] = read_json(Path(schema))
     given["logit_bias"] = given["logit_bias"] and _biases(given["logit_bias"])
     return {name: value for name, value in given.items() if value is not None}
 

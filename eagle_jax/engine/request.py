@@ -58,7 +58,8 @@ class Request:
         skip_special_tokens: If false, texts keep special tokens.
         regex: A regular expression that the text matches as a whole, if it is not cut
             short (needs the extra "grammar"); `None` for any text.
-        json_schema: A JSON schema, text or object, instead of a `regex`.
+        json_schema: A JSON schema, text or object, instead of a `regex`; a command also
+            takes the name of a file.
 
     Raises:
         InputError: If a value is outside its range, or two contradict each other.

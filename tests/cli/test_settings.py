@@ -1,10 +1,12 @@
 """Settings of a command: the later of defaults, file and flags win."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from eagle_jax.cli.command import Parser
+from eagle_jax.cli.request_flags import add_request_flags, take_request
 from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.engine.config import PairConfig
 from eagle_jax.heads.eagle3 import Eagle3Settings
@@ -62,3 +64,14 @@ def test_the_help_of_settings_says_what_holds_without_them_and_whose_they_are() 
         assert part in text
     assert text.count("default") == 3
     assert parser.parse_args([]).batch_size == 16
+
+
+def test_a_schema_is_itself_or_a_files(tmp_path: Path) -> None:
+    parser = Parser()
+    add_request_flags(parser)
+    text = '{"const": "https://a"}'
+    (tmp_path / "schema.json").write_text(text)
+    for given, wanted in ((text, text), ("schema.json", {"const": "https://a"})):
+        with contextlib.chdir(tmp_path):
+            taken = take_request(parser.parse_args(["--json-schema", given]))
+        assert taken["json_schema"] == wanted
