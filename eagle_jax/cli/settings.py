@@ -26,7 +26,7 @@ _LISTS: dict[Any, dict[str, Any]] = {
     str | Sequence[str]: {"nargs": "+", "action": "extend", "metavar": "TEXT"},
     Sequence[int]: {"nargs": "+", "type": int, "metavar": "ID"},
     Mapping[int, float]: {"nargs": "+", "metavar": "ID=VALUE"},
-    str | Mapping[str, Any] | None: {"type": Path, "metavar": "FILE"},
+    str | Mapping[str, Any] | None: {"metavar": "SCHEMA"},
 }
 """What `argparse` is told of settings that are more than one number or name."""
 
