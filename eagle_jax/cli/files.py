@@ -18,8 +18,8 @@ def read_prompts(path: Path) -> list[str]:
 
     Args:
         path: A file of type `.txt` (a prompt per line, empty lines skipped), `.json`
-            (a list of strings) or `.jsonl` (objects with `prompt`, or with `turns`, of
-            which the first is taken).
+            (a list of strings) or `.jsonl` (objects with `prompt`, or with `turns` or
+            `messages`, of which the user's first is taken).
 
     Returns:
         The prompts, at least one.
@@ -36,11 +36,7 @@ def read_prompts(path: Path) -> list[str]:
         if not isinstance(prompts, list):
             raise InputError(f"{path} must hold a JSON list of strings")
     elif path.suffix == ".jsonl":
-        prompts = [
-            _first_turn(parse_json(line, f"{path}, line {number}"))
-            for number, line in enumerate(text.split("\n"), 1)
-            if line.strip()
-        ]
+        prompts = [*map(_first_turn, _records(path, text))]
     else:
         raise InputError(f"{path} must end in .txt, .json or .jsonl")
     for number, prompt in enumerate(prompts, 1):
@@ -61,8 +57,7 @@ def read_settings(path: Path) -> list[dict[str, Any]]:
     """
     if path.suffix != ".jsonl":
         return [{} for _ in read_prompts(path)]
-    lines = path.read_text(encoding="utf-8-sig").split("\n")
-    records = [parse_json(line, f"{path}") for line in lines if line.strip()]
+    records = _records(path, path.read_text(encoding="utf-8-sig"))
     found = [value_at(record, "settings") or {} for record in records]
     for number, settings in enumerate(found, 1):
         if not isinstance(settings, dict):
@@ -105,10 +100,22 @@ def check_folder(path: Path) -> None:
         ) from error
 
 
+def _records(path: Path, text: str) -> list[Any]:
+    """Returns the lines of a `.jsonl` file but for the settings of who wrote it."""
+    # Not splitlines: a prompt may hold other line separators.
+    lines = enumerate(text.split("\n"), 1)
+    found = [parse_json(x, f"{path}, line {n}") for n, x in lines if x.strip()]
+    return [record for record in found if value_at(record, "run") is None]
+
+
 def _first_turn(record: Any) -> Any:
     """Returns a record's prompt, or the record itself where it has none."""
     if not isinstance(record, dict):
         return record
+    messages = record.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        if value_at(message, "role") == "user":
+            return value_at(message, "content")
     turns = record.get("turns")
     if isinstance(turns, list) and turns:
         return turns[0]

@@ -41,10 +41,14 @@ def test_a_jsonl_file_holds_prompts_and_first_turns(tmp_path: Path) -> None:
         {"turns": ["b", "later"]},
         {"prompt": "unused", "turns": ["c"]},
         {"prompt": "d\u2028e", "turns": []},
+        # As `regenerate` writes them, after a line of its settings.
+        {"run": {"seed": 3}},
+        {"messages": [{"role": r, "content": r} for r in ("system", "user", "x")]},
     ]
     lines = [json.dumps(record, ensure_ascii=False) for record in records]
     path = _file(tmp_path, "questions.jsonl", "\n\n".join(lines) + "\n")
-    assert read_prompts(path) == ["a", "b", "c", "d\u2028e"]
+    assert read_prompts(path) == ["a", "b", "c", "d\u2028e", "user"]
+    assert len(read_settings(path)) == 5
 
 
 @pytest.mark.parametrize(
