@@ -26,7 +26,7 @@ from eagle_jax.checkpoints.names import (
 )
 from eagle_jax.errors import InputError
 from eagle_jax.models.rope import inverse_frequencies
-from eagle_jax.models.transformer import TransformerConfig
+from eagle_jax.models.transformer import Transformer, TransformerConfig
 from tests.checkpoints.settings import write
 from tests.helpers import refused
 
@@ -422,3 +422,50 @@ def test_broken_files_are_read_or_refused(tmp_path: Path) -> None:
             ends[True] += 1
         place.unlink()
     assert all(ends.values())
+
+
+# The width of heads that transformers takes, whatever the file says. It does not read
+# the experts of gpt-oss, nor what is called Mistral in a GGUF file, and its Phi-3 has a
+# padding token beyond a small vocabulary.
+_WIDTHS = {
+    "llama": 16,
+    "llama, tied": 16,
+    "qwen2": 16,
+    "qwen3": 128,
+    "qwen3moe": 128,
+    "gemma2": 256,
+    "gemma3": 256,
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("key", _WIDTHS)
+def test_logits_are_those_of_transformers_reading_of_the_file(
+    key: str, tmp_path: Path
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    pytest.importorskip("accelerate", reason="transformers reads GGUF with accelerate")
+    arch, settings, fields = _MODELS[key]
+    ours = ("head_dim", "query_pre_attn_scalar")
+    sizes = dict.fromkeys(ours, _WIDTHS[key]) | {"moe_intermediate_size": 768}
+    settings = {name: sizes.get(name, x) for name, x in settings.items()}
+    theirs = (".attention.key_length", ".attention.value_length")
+    sizes = dict.fromkeys(theirs, _WIDTHS[key]) | {".expert_feed_forward_length": 768}
+    fields = {name: sizes.get(name, x) for name, x in fields.items()}
+    tensors = _weights(target_config(write(tmp_path, settings)))
+    tensors = {name: tensor / 16 for name, tensor in tensors.items()}
+    fields = _GGUF | fields | {"general.name": "a model", ".vocab_size": 96}
+    path = write_gguf(tmp_path / "model.gguf", tensors, fields, arch)
+    judge: Any = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager"
+    )
+    ids = np.random.default_rng(0).integers(96, size=(1, 60))
+    with torch.no_grad():
+        wanted = judge(torch.from_numpy(ids)).logits.numpy()
+    config, params = load_target(resolve(str(path)), "float32")
+    target, places = Transformer(config=config), np.arange(60)[None]
+    read = target.forward(params, ids, places, None, target.init_cache(1, 0))
+    found = target.unembed(params, read.hidden)
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
