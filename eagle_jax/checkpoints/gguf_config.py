@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,15 +13,8 @@ from eagle_jax.checkpoints.tensors import Part, StoredTensor
 from eagle_jax.errors import InputError, shortened
 
 _FAMILIES = {
-    "llama": "llama",
-    "mistral": "mistral",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "qwen3moe": "qwen3_moe",
-    "gemma2": "gemma2",
-    "gemma3": "gemma3_text",
-    "phi3": "phi3",
-    "gpt-oss": "gpt_oss",
+    **{name: name for name in ("llama", "mistral", "qwen2", "qwen3", "gemma2", "phi3")},
+    **{"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text", "gpt-oss": "gpt_oss"},
 }
 """The architectures that are read, and their `model_type`."""
 
@@ -109,24 +101,20 @@ def config_of(gguf: Gguf) -> dict[str, Any]:
         InputError: If it holds no model that can be run, naming what is in the way.
     """
     arch = _architecture(gguf)
-    values = {
-        name.removeprefix(f"{arch}."): value
-        for name, value in gguf.fields.items()
-        if name.startswith(f"{arch}.")
-    }
-    read = {*_FIELDS, *_READ.split()}
+    start, read = f"{arch}.", {*_FIELDS, *_READ.split()}
+    fields = {name: x for name, x in gguf.fields.items() if name.startswith(start)}
+    values = {name.removeprefix(start): value for name, value in fields.items()}
     for name, value in values.items():
         if name not in read and value not in (0, False, "", "none"):
-            raise _refusal(gguf, f"{arch}.{name} = {value!r} is not supported")
-    config = {
-        theirs: values[name] for name, theirs in _FIELDS.items() if name in values
-    }
-    heads = config.get("num_attention_heads")
-    if type(heads) is not int or heads < 1:
-        raise _refusal(gguf, f"{arch}.attention.head_count = {heads!r} is no number")
-    width = config.setdefault("head_dim", _head_dim(gguf, arch, values, heads))
-    if type(width) is not int or values.get("attention.value_length", width) != width:
-        raise _refusal(gguf, f"keys have a length of {width!r}, and values another one")
+            raise _refusal(gguf, f"{start}{name} = {value!r} is not supported")
+    config = {hf: values[name] for name, hf in _FIELDS.items() if name in values}
+    heads, width = config.get("num_attention_heads"), config.get("hidden_size")
+    if type(heads) is not int or heads < 1 or type(width) is not int:
+        raise _refusal(gguf, f"{start}attention.head_count = {heads!r} is no number")
+    turned = values.get("rope.dimension_count") if arch in _PERMUTED else None
+    length = config.setdefault("head_dim", turned or width // heads)
+    if values.get("attention.value_length", length) != length:
+        raise _refusal(gguf, f"keys have a length of {length!r}, and values another")
     kind = _FAMILIES[arch]
     if arch == "llama" and "sliding_window" in config:
         kind = "mistral"
@@ -143,9 +131,17 @@ def config_of(gguf: Gguf) -> dict[str, Any]:
         "dtype": dtypes.pop() if len(dtypes) == 1 else "bfloat16",
         "eos_token_id": _stop_tokens(gguf),
         **_rope(gguf, values, config),
-        **_of_family(arch, values, config, heads),
     }
-    if kind == "mistral":
+    # What llama.cpp knows of an architecture, and its files do not say.
+    if arch.startswith("gemma"):  # The largest of each has a scale of its own.
+        is_largest = config.get("num_hidden_layers") in (46, 62)
+        config["query_pre_attn_scalar"] = width // heads if is_largest else length
+    elif arch == "qwen3moe":
+        config["norm_topk_prob"] = True
+    elif arch == "gpt-oss":
+        size = config.pop("moe_intermediate_size", config.get("intermediate_size"))
+        config |= {"attention_bias": True, "intermediate_size": size}
+    elif kind == "mistral":
         config.setdefault("sliding_window", None)
     return config
 
@@ -185,7 +181,7 @@ def tensors_of(gguf: Gguf) -> dict[str, StoredTensor]:
         if inner in counts:
             tensor = _unpermuted(tensor, counts[inner])
         if is_gemma and inner.endswith("norm"):
-            tensor = _changed(tensor, lambda norm: norm - np.float32(1))
+            tensor = _less_one(tensor)
         found[theirs.format(number)] = tensor
     if left:
         raise _refusal(gguf, f"it holds tensors of another model: {shortened(left, 4)}")
@@ -205,58 +201,19 @@ def _architecture(gguf: Gguf) -> str:
     if kind in _OTHERS:
         raise _refusal(gguf, f"it holds {_OTHERS[kind]}")
     if any(one in str(arch) for one in _DRAFTS):
-        raise _refusal(
-            gguf, f"it holds a draft ({arch}), not a target; give the model that it "
-            "drafts for, and a head in the format of Hugging Face as `draft`"
-        )  # fmt: skip
+        told = f"it holds a draft ({arch}), not a target; give the model it drafts for"
+        raise _refusal(gguf, f"{told}, and a head of Hugging Face's format as `draft`")
     if arch not in _FAMILIES:
-        raise _refusal(
-            gguf, f"general.architecture = {arch!r} is not supported; known are "
-            f"{', '.join(_FAMILIES)}"
-        )  # fmt: skip
+        told = f"general.architecture = {arch!r} is not supported; known are "
+        raise _refusal(gguf, told + ", ".join(_FAMILIES))
     return arch
-
-
-def _head_dim(gguf: Gguf, arch: str, values: dict[str, Any], heads: int) -> int:
-    """Returns the width of a head where the file does not say it."""
-    turned = values.get("rope.dimension_count")
-    if arch in _PERMUTED and isinstance(turned, int):
-        return turned
-    width = values.get("embedding_length")
-    if not isinstance(width, int) or width % heads:
-        raise _refusal(
-            gguf, f"{heads} heads do not divide embedding_length = {width!r}"
-        )
-    return width // heads
-
-
-def _of_family(
-    arch: str, values: dict[str, Any], config: dict[str, Any], heads: int
-) -> dict[str, Any]:
-    """Returns what llama.cpp knows of an architecture, and its files do not say."""
-    if arch.startswith("gemma"):
-        # The largest of each generation has a scale of its own.
-        largest = {"gemma2": 46, "gemma3": 62}[arch]
-        is_largest = config.get("num_hidden_layers") == largest
-        width = values.get("embedding_length", 0)
-        scalar = width // heads if is_largest else config["head_dim"]
-        return {"query_pre_attn_scalar": scalar}
-    if arch == "qwen3moe":
-        return {"norm_topk_prob": True}
-    if arch == "gpt-oss":
-        width = values.get(
-            "expert_feed_forward_length", config.get("intermediate_size")
-        )
-        config.pop("moe_intermediate_size", None)
-        return {"attention_bias": True, "intermediate_size": width}
-    return {}
 
 
 def _rope(gguf: Gguf, values: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     """Returns the scaling of rotary embeddings, and how much of a head is turned."""
     found: dict[str, Any] = {}
     turned, width = values.get("rope.dimension_count"), config["head_dim"]
-    if turned not in (None, width):
+    if isinstance(turned, int) and turned != width:
         found["partial_rotary_factor"] = turned / width
     names = "type factor original_context_length attn_factor"
     kind, factor, original, attention = (
@@ -307,12 +264,11 @@ def _stop_tokens(gguf: Gguf) -> list[int]:
     return sorted({one for one in found if one is not None})
 
 
-def _changed(
-    tensor: StoredTensor, change: Callable[[np.ndarray], np.ndarray]
-) -> StoredTensor:
-    return dataclasses.replace(
-        tensor, read_part=lambda part: change(tensor.read_part(part))
-    )
+def _less_one(tensor: StoredTensor) -> StoredTensor:
+    def read_part(part: Part) -> np.ndarray:
+        return tensor.read_part(part) - np.float32(1)
+
+    return dataclasses.replace(tensor, read_part=read_part)
 
 
 def _unpermuted(tensor: StoredTensor, heads: int) -> StoredTensor:

@@ -40,7 +40,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--samples", type=int, help="without data: texts from the start token alone")
     add("--questions", type=int, help="without data: questions, in its chat template")
     add("--systems", type=Path, help="what the system says before them, a line each")
-    add("--greedy-every", type=int, help="at 3 every third text is greedy")
     add("--output", type=Path, required=True, help="JSON lines; gone on with if there")
     add("--overwrite", action="store_true", help="start the output again")
     add("--min-prefix", type=int, default=1, help="fewest tokens kept of a document")

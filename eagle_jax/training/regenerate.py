@@ -83,8 +83,6 @@ class RegenerateJob:
             what is no question, or there already, is left out.
         systems: A file of what the system says before them, see `read_systems`; `None`
             for what the chat template says.
-        greedy_every: At 3 every third text is written at temperature 0; `None` for
-            none.
         draft: An EAGLE head, which makes the run quicker and changes no text.
         overwrite: Whether to start the output again.
     """
@@ -97,7 +95,6 @@ class RegenerateJob:
     samples: int | None = None
     questions: int | None = None
     systems: Path | None = None
-    greedy_every: int | None = None
     draft: str | None = None
     overwrite: bool = False
 
@@ -108,7 +105,7 @@ class RegenerateJob:
             raise InputError(
                 "give `data` FILE, `samples` N or `questions` N, one of them"
             )
-        counts = ("samples", "questions", "greedy_every")
+        counts = ("samples", "questions")
         given = [name for name in counts if getattr(self, name) is not None]
         require_counts(self, **dict.fromkeys(given, 1))
         if self.systems is not None and self.questions is None:
@@ -155,12 +152,7 @@ def regenerate_file(
     check_max_length(pair.max_positions, max_length)
     least = min(max_length, 1 + request.max_new_tokens)
     check_memory(pair, batch_size=1, max_length=least)
-    writer = Writer(
-        pair=pair,
-        seed=request.seed,
-        max_length=max_length,
-        greedy_every=job.greedy_every,
-    )
+    writer = Writer(pair=pair, seed=request.seed, max_length=max_length)
     tasks, total = _tasks(job, writer, report)
     settings = _settings(job, config, pair, max_length)
     with JsonLines(output, settings, overwrite=job.overwrite) as lines:
@@ -263,8 +255,6 @@ def _settings(
     if job.questions is not None:
         systems = None if job.systems is None else fingerprint(job.systems)
         found |= {"data": "questions", "systems": systems}
-    if job.greedy_every is not None:
-        found["greedy_every"] = job.greedy_every
     return found
 
 

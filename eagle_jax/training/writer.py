@@ -50,7 +50,6 @@ class Writer:
         seed: The run's seed.
         max_length: The most tokens of a prompt and its text together; a prompt that
             leaves no room ends its text.
-        greedy_every: See `RegenerateJob`.
         refused: The list that gets a line for each conversation that the chat template
             refuses from some turn on.
     """
@@ -58,7 +57,6 @@ class Writer:
     pair: Pair
     seed: int
     max_length: int
-    greedy_every: int | None = None
     refused: list[str] = dataclasses.field(default_factory=list)
 
     def samples(self, count: int) -> Iterator[Task]:
@@ -115,8 +113,6 @@ class Writer:
         if len(prompt) >= self.max_length:
             return None
         request = self.pair.request(seed=seed_of(self.seed, index, turn))
-        if self.greedy_every is not None and index % self.greedy_every == 0:
-            request = dataclasses.replace(request, temperature=0.0)
         return self.pair.text(prompt, request)
 
     def _question(self, prompt: list[int], system: str, index: int) -> Task:

@@ -34,15 +34,20 @@ write() {
 # Trains a head of a kind, and lets it draft.
 train() {
   "$python" scripts/train.py --target "$target" --dtype "$dtype" --output "$runs/$1" \
-    --data "$runs/answers.jsonl" --row-length "$length" --batch-size "$batch" \
+    --data "$runs"/answers-{0,1}.jsonl --row-length "$length" --batch-size "$batch" \
     --steps "$steps" --eval-every $((steps / 10 + 1)) "${@:2}" $(resume "$runs/$1") |
     tail -n 1
 }
 
 record questions: "$(write --questions "$questions" --systems configs/systems.txt \
   --temperature 0.9 --top-p 0.95 --max-new-tokens 320 --output "$runs/questions.jsonl")"
-record answers: "$(write --data "$runs/questions.jsonl" --greedy-every 2 \
-  --temperature 1 --max-new-tokens 512 --output "$runs/answers.jsonl")"
+# Every second answer is greedy, the others are sampled.
+for temperature in 0 1; do
+  awk -v odd="$temperature" 'NR > 1 && NR % 2 == odd' "$runs/questions.jsonl" \
+    > "$runs/asked-$temperature.jsonl"
+  record answers: "$(write --data "$runs/asked-$temperature.jsonl" --max-new-tokens 512 \
+    --temperature "$temperature" --output "$runs/answers-$temperature.jsonl")"
+done
 for head in $heads; do
   case $head in
     eagle2) record "$head: $(train "$head" --kind eagle2)" ;;
@@ -51,7 +56,7 @@ for head in $heads; do
     medusa) record "$head: $(train "$head" --kind medusa)" ;;
     small)
       record "$head: $("$python" -m examples.real_model.small_model --target "$target" \
-        --config examples/real_model/small.toml --data "$runs/answers.jsonl" \
+        --config examples/real_model/small.toml --data "$runs"/answers-{0,1}.jsonl \
         --output "$runs/small" --steps "$steps" --batch-size "$batch" \
         $(resume "$runs/small") | tail -n 1)"
       ;;

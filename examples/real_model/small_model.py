@@ -1,7 +1,7 @@
 """Train a small model of two layers on a target's own answers, to draft for it.
 
     python -m examples.real_model.small_model --target model.gguf \
-        --data answers.jsonl --output RUN
+        --data answers-0.jsonl answers-1.jsonl --output RUN
 
 The run's folder gets `model/`, with the target's tokenizer, for `--method small-model`.
 The same command with `--resume` goes on where it was stopped.
@@ -22,7 +22,7 @@ from eagle_jax.cli.command import Parser, run_command
 from eagle_jax.cli.settings import add_settings
 from eagle_jax.errors import InputError
 from eagle_jax.training.checkpoint import writing_run
-from eagle_jax.training.conversations import read_examples
+from eagle_jax.training.conversations import fingerprint, read_examples
 from examples.embedded_pair.export_target import export_target
 from examples.embedded_pair.loop import (
     begin_log,
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     add("--config", type=Path, help="settings from a TOML file; flags win")
     add("--target", required=True, help="what answered; its tokenizer is taken")
-    add("--data", type=Path, required=True, help="the answers, with their ids")
+    add("--data", type=Path, nargs="+", required=True, help="answers, with their ids")
     add("--output", type=Path, required=True, help="folder of the run")
     add("--resume", action="store_true", help="go on with the run in --output")
     names = ("steps", "batch_size", "row_length", "learning_rate", "eval_every", "seed")
@@ -68,14 +68,14 @@ def _train(arguments: argparse.Namespace, config: PretrainConfig) -> int:
     size = checkpoints.target_config(folder).vocab_size
     model = dataclasses.replace(config.model, vocab_size=size)
     config, length = dataclasses.replace(config, model=model), config.run.row_length
-    begin_log(output, config, {"data": str(arguments.data)})
-    examples = read_examples(arguments.data).examples
+    begin_log(output, config, {"data": [fingerprint(path) for path in arguments.data]})
+    examples = [one for path in arguments.data for one in read_examples(path).examples]
     ids = np.concatenate([one.ids for one in examples if one.ids is not None])
     rows = ids[: len(ids) // (length + 1) * (length + 1)].reshape(-1, length + 1)
     # The first rows are those of questions of all kinds.
     held_out, rows = np.split(rows, [max(1, len(rows) // 50)])
     if len(rows) < config.run.batch_size:
-        raise InputError(f"{arguments.data} has {len(ids)} tokens, too few for a batch")
+        raise InputError(f"{len(ids)} tokens are too few for a batch")
 
     def batch(step: int) -> np.ndarray:
         epoch, place = divmod(step * config.run.batch_size, len(rows))

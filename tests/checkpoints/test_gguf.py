@@ -467,6 +467,8 @@ def test_logits_are_those_of_transformers_reading_of_the_file(
         wanted = judge(torch.from_numpy(ids)).logits.numpy()
     config, params = load_target(resolve(str(path)), "float32")
     target, places = Transformer(config=config), jnp.arange(60)[None]
-    read = target.forward(params, jnp.asarray(ids), places, None, target.init_cache(1, 0))
+    read = target.forward(
+        params, jnp.asarray(ids), places, None, target.init_cache(1, 0)
+    )
     found = target.unembed(params, read.hidden)
     np.testing.assert_allclose(found, wanted, atol=1e-4)

@@ -1,6 +1,5 @@
 """Questions that a target writes as a user of its own chat template would."""
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +53,6 @@ def test_systems_take_turns_and_what_was_cut_off_is_no_question(tokenizer: Any) 
         writer_of(tokenizer).questions(3, systems), stop=StopReason.MAX_TOKENS
     )
     assert cut == [None] * 3
-
-
-def test_every_so_manieth_text_is_greedy(tokenizer: Any) -> None:
-    writer = writer_of(tokenizer, greedy_every=3)
-    asked = [next(task) for task in itertools.islice(writer.samples(7), 7)]
-    temperatures = [text.request.temperature for text in asked]
-    assert temperatures == [0, 1, 1, 0, 1, 1, 0]
 
 
 def test_systems_are_the_lines_of_a_file(tmp_path: Path) -> None:
