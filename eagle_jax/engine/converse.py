@@ -44,5 +44,5 @@ def converse(
         ended.clear()
         if not under_way:
             return
-        for text in engine.step(rounds=None):
+        for text in engine.step(rounds=None, until_one_ends=True):
             go_on(*under_way.pop(text), text)

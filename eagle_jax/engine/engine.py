@@ -134,13 +134,16 @@ class Engine:
         rows = self._rows
         return not (self._waiting or self._reading or rows.running or rows.done)
 
-    def step(self, rounds: int | None = ROUNDS) -> list[Text]:
+    def step(
+        self, rounds: int | None = ROUNDS, *, until_one_ends: bool = False
+    ) -> list[Text]:
         """Reads prompts for the free rows and runs rounds.
 
         Args:
             rounds: The most rounds; `None` for as many as it takes until a row is free
                 for a text that waits or, if none waits, all texts have ended: one
                 program from their second tokens to their last.
+            until_one_ends: Whether a free row ends it although no text waits yet.
 
         Returns:
             The texts that have ended, and those being written that are watched.
@@ -157,7 +160,7 @@ class Engine:
         else:
             self._prefill()
         if self._rows.running:
-            self._write(rounds)
+            self._write(rounds, until_one_ends=until_one_ends)
         self.is_broken = False
         found = [x for x in self._rows.running.values() if x.is_watched]
         found = self._rows.done + found
@@ -315,7 +318,7 @@ class Engine:
             else:
                 self._waiting.remove(text)
 
-    def _write(self, rounds: int | None) -> None:
+    def _write(self, rounds: int | None, *, until_one_ends: bool) -> None:
         """Runs rounds, one alone while a prompt is read or rounds are looked at."""
         texts = self._rows.running.values()
         looks = any(text.is_watched or text.keeps_rounds for text in texts)
@@ -324,7 +327,7 @@ class Engine:
         elif any(text.request.stop for text in texts):
             rounds = min(rounds or ROUNDS, ROUNDS)  # The host alone sees stop strings.
         # Who waits, or looks, wants the first row that is free.
-        until_one_ends = bool(self._waiting) or rounds is not None
+        until_one_ends |= bool(self._waiting) or rounds is not None
         self._rows.write(rounds, until_one_ends=until_one_ends)
         self._rows.look()
 
