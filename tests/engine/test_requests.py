@@ -16,7 +16,6 @@ from eagle_jax import (
     StopReason,
     TreeConfig,
     assets,
-    load_embedded_pair,
     load_pair,
 )
 from eagle_jax.constraints import grammar
@@ -33,14 +32,16 @@ LENGTH = 24
 
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    return load_embedded_pair()
+    """A trained model of two layers that drafts for itself: some drafts fail."""
+    tree = TreeConfig(num_nodes=6, depth=4, width=2)
+    config = settings_of(tree, method="small-model")
+    return load_pair(str(assets.SMALL), str(assets.SMALL), config)
 
 
 @pytest.fixture(scope="module")
 def plain() -> Pair:
-    return load_pair(
-        str(assets.TARGET), None, settings_of(None, method="autoregressive")
-    )
+    config = settings_of(None, method="autoregressive")
+    return load_pair(str(assets.SMALL), None, config)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +114,7 @@ def test_a_stop_string_ends_the_text_before_it_wherever_it_stands(
         assert (
             len(places(found))
             >= count
-            > len(places(found)) - found.accept_lengths[-1] - 1
+            > len(places(found)) - sum(found.accept_lengths[-1:]) - 1
         )
         seen.add(places(whole)[count - 1])
         is_split |= count > 1 and ends[count - 2] > len(found.text)
@@ -341,19 +342,25 @@ def test_what_does_not_belong_together_is_refused(pair: Pair) -> None:
 
 
 def test_the_command_reads_settings_of_flags_lines_and_standard_input(
-    main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair: Pair
+    main: Main,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_pair: Path,
+    small: Pair,
 ) -> None:
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.json"
     lines = [
         {"prompt": PROMPT, "settings": {"n": 2, "temperature": 1.0, "seed": 5}},
-        {"prompt": "x = ", "settings": {"stop": ["\n"]}},
+        {"prompt": "x = ", "settings": {"stop": ["e"]}},
     ]
     prompts.write_text("\n".join(map(json.dumps, lines)))
     flags = ["--max-new-tokens", str(LENGTH), "--json", str(out), "--batch-size", "2"]
+    flags += ["--target", f"{tiny_pair}/target", "--draft", f"{tiny_pair}/head"]
+    flags += ["--num-nodes", "6", "--depth", "2", "--width", "3"]
     assert main(["--prompts", str(prompts), "--stop", "never", *flags]) == 0
     runs = json.loads(out.read_text())["runs"]
-    wanted = pair.generate(PROMPT, **asked(n=2, stop="never"))
-    wanted += pair.generate("x = ", max_new_tokens=LENGTH, stop="\n")
+    wanted = small.generate(PROMPT, **asked(n=2, stop="never"))
+    wanted += small.generate("x = ", max_new_tokens=LENGTH, stop="e")
     assert [(run["text"], run["seed"]) for run in runs[:2]] == [
         (text.text, text.seed) for text in wanted[:2]
     ]
@@ -361,19 +368,19 @@ def test_the_command_reads_settings_of_flags_lines_and_standard_input(
     monkeypatch.setattr("sys.stdin", io.StringIO("\ufeff" + PROMPT))
     assert main(["--prompts", "-", *flags, "--logit-bias", "11=-5"]) == 0
     (run,) = json.loads(out.read_text())["runs"]
-    biased = pair.generate(PROMPT, max_new_tokens=LENGTH, logit_bias={11: -5.0})
+    biased = small.generate(PROMPT, max_new_tokens=LENGTH, logit_bias={11: -5.0})
     assert run["text"] == biased[0].text
     assert main(["--prompt", "x", *flags, "--logit-bias", "1_1=-5"]) == 2
 
 
-def test_seeds_of_samples_go_on_with_0_after_the_last(pair: Pair) -> None:
+def test_seeds_of_samples_go_on_with_0_after_the_last(small: Pair) -> None:
     last = Request(n=2, seed=2**32 - 2)
     seeds = [one.seed for _, one in each_sample([[1]] * 2, last)]
     assert seeds == [2**32 - 2, 2**32 - 1, 0, 1]
     settings: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 4}
-    found = pair.generate("x", n=2, seed=2**32 - 1, **settings)
-    alone = [*pair.generate("x", seed=2**32 - 1, **settings)]
-    alone += pair.generate("x", seed=0, **settings)
+    found = small.generate("x", n=2, seed=2**32 - 1, **settings)
+    alone = [*small.generate("x", seed=2**32 - 1, **settings)]
+    alone += small.generate("x", seed=0, **settings)
     assert [one.token_ids for one in found] == [one.token_ids for one in alone]
 
 
