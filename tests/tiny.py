@@ -1,6 +1,7 @@
 """Tiny random models, of few sizes: what is compiled for one test serves others."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -85,6 +86,7 @@ def sharp(params: Any) -> Any:
     return jax.tree.map(lambda x: x * 10 if x.ndim > 1 else x, params)
 
 
+@functools.cache
 def target_params(
     config: TransformerConfig = TARGET, seed: int = 0, dtype: str = "float32"
 ) -> Any:
@@ -94,9 +96,12 @@ def target_params(
 
 def head_params(config: EagleHeadConfig, target: Any, dtype: str = "float32") -> Any:
     """Weights of a head that borrows its target's tables."""
-    return EagleHead.join(
-        EagleHead(config=config).init(jax.random.key(1), dtype), target
-    )
+    return EagleHead.join(_own_params(config, dtype), target)
+
+
+@functools.cache
+def _own_params(config: EagleHeadConfig, dtype: str) -> Any:
+    return EagleHead(config=config).init(jax.random.key(1), dtype)
 
 
 def head_of(config: Any) -> Any:

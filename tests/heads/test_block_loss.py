@@ -1,5 +1,6 @@
 """The losses of block heads, against blocks that are drafted one by one."""
 
+import functools
 from typing import Any
 
 import jax
@@ -45,17 +46,26 @@ def batch() -> Batch:
     )
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def read_text(
+    head: BlockHead, params: Any, tokens: Any, num: Any, features: Any, root: Any
+) -> Any:
+    state = head.init_state(1, 16, head.max_levels)
+    chunk = whole_prompts(tokens, num, features)
+    return head.read(params, head.prefill_chunk(params, state, chunk), root)[0].logits
+
+
 def drafted(
     head: BlockHead, params: Any, tokens: np.ndarray, features: Any
 ) -> list[np.ndarray]:
     """Each level's logits after a text's tokens; its last one is the root."""
-    num, state = len(tokens) - 1, head.init_state(1, 16, head.max_levels)
-    if num:
-        text = jnp.array(tokens[None, :-1]), jnp.array([num])
-        chunk = whole_prompts(*text, jnp.array(features[None, :num]))
-        state = head.prefill_chunk(params, state, chunk)
-    output, _ = head.read(params, state, jnp.array(tokens[-1:]))
-    return [np.asarray(output.logits[0, level]) for level in range(head.max_levels)]
+    num = len(tokens) - 1
+    text = np.zeros((1, 12), np.int32)
+    text[0, :num] = tokens[:-1]
+    read = np.zeros((1, 12, WIDTH), np.float32)
+    read[0, :num] = features[:num]
+    logits = read_text(head, params, text, np.array([num]), read, tokens[-1:])
+    return [*np.asarray(logits[0])]
 
 
 def expected(head: BlockHead, batch: Batch, learns: str) -> float:
@@ -65,6 +75,7 @@ def expected(head: BlockHead, batch: Batch, learns: str) -> float:
     markov, confidence = params.head.markov, params.head.confidence
     table = transformer.output_head(batch.tables)
     sums, weights = 0.0, 0.0
+    truths = jax.nn.softmax(unembed(table, batch.features[..., WIDTH:]))
     for row, anchor in np.ndindex(2, 12):
         segment = rows.segments[row, anchor]
         begin = int(np.argmax(rows.segments[row] == segment))
@@ -82,8 +93,7 @@ def expected(head: BlockHead, batch: Batch, learns: str) -> float:
             place = anchor + level + 1
             if not counts(place):
                 break
-            hidden = batch.features[row, place - 1, WIDTH:]
-            truth = jax.nn.softmax(unembed(table, hidden))
+            truth = truths[row, place - 1]
             before = rows.tokens[row, place - 1]
             if markov:
                 logits = logits + markov.before[before] @ markov.after
@@ -112,8 +122,10 @@ def test_a_head_learns_what_it_drafts_after_every_token(
     batch: Batch, kind: str, learns: str
 ) -> None:
     head = HEADS[kind]
-    params, settings = tiny.heads_params(head, batch.tables).head, head.Loss
-    loss, metrics = head.loss(params, batch, settings(gamma=GAMMA, block_loss=learns))
+    params = tiny.heads_params(head, batch.tables).head
+    settings = head.Loss(gamma=GAMMA, block_loss=learns)
+    run = jax.jit(functools.partial(head.loss, settings=settings))
+    loss, metrics = run(params, batch)
     np.testing.assert_allclose(loss, expected(head, batch, learns), rtol=1e-5)
     assert metrics.loss == loss
 
@@ -124,14 +136,16 @@ def test_accepted_tokens_are_read_as_a_prompts_are(batch: Batch, kind: str) -> N
     params = tiny.heads_params(head, batch.tables)
     features, nothing = batch.features[:1, :, :WIDTH], jnp.zeros((1, 4), jnp.int32)
     chunk = whole_prompts(jnp.array(tokens[None, :4]), jnp.array([4]), features[:, :4])
-    state = head.prefill_chunk(params, head.init_state(1, 16, 3), chunk)
+    read, advance = jax.jit(head.read), jax.jit(head.advance)
+    fill = jax.jit(head.prefill_chunk)
+    state = fill(params, head.init_state(1, 16, 3), chunk)
     for begin, count in ((4, 3), (7, 1), (8, 2)):
         root = jnp.array(tokens[begin : begin + 1])
-        output, state = head.read(params, state, root)
+        output, state = read(params, state, root)
         wanted = drafted(head, params, tokens[: begin + 1], features[0])
         np.testing.assert_allclose(output.logits[0], wanted[:3], atol=1e-5)
         window = features[:, begin : begin + 4]
-        state = head.advance(state, nothing, window, jnp.array([count]))
+        state = advance(state, nothing, window, jnp.array([count]))
 
 
 def test_anchors_are_other_ones_with_every_key(batch: Batch) -> None:

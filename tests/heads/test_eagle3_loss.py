@@ -31,7 +31,7 @@ def batch() -> Batch:
     return Batch(
         tables=tiny.random_target(),
         rows=dataclasses.replace(rows, loss_mask=mask),
-        features=jnp.asarray(features),
+        features=features,
     )
 
 
@@ -48,9 +48,14 @@ def numpy_loss(batch: Batch, head: Eagle3Head, settings: Eagle3Loss) -> list[flo
     params, rows = params_of(head), batch.rows
     levels = settings.alignment or USUAL_LEVELS
     inputs, hidden = np.split(batch.features, [head.feature_size], axis=-1)
-    fused = head.fuse(params, jnp.asarray(inputs))
-    table = batch.tables.embedding
-    outputs = draft_chains(head, params, table, fused, rows, steps=levels)
+
+    @jax.jit
+    def run(params: Any, inputs: Any, table: Any) -> Any:
+        fused = head.fuse(params, inputs)
+        return draft_chains(head, params, table, fused, rows, steps=levels)
+
+    outputs = np.asarray(run(params, inputs, batch.tables.embedding), np.float64)
+    params = jax.tree.map(np.asarray, params)
     of_target = np.asarray(batch.tables.output_head, np.float64)
     known = np.arange(64) if head is WHOLE else KNOWN
     sums = np.zeros((levels, 4))  # Token loss, agreement, learnt pairs, pairs.
@@ -66,9 +71,9 @@ def numpy_loss(batch: Batch, head: Eagle3Head, settings: Eagle3Loss) -> list[flo
                 theirs = hidden[row, there] @ of_target
                 if theirs.argmax() not in known:
                     continue
-                state = np.asarray(outputs[n][row, i], np.float64)
+                state = outputs[n][row, i]
                 state = state / np.sqrt((state**2).mean() + 1e-5) * params.norm
-                logits = state @ np.asarray(params.output_head)
+                logits = state @ params.output_head
                 p = np.exp(log_softmax(theirs[known]))
                 loss = numpy_token_loss(logits, p, settings)
                 sums[n, :3] += loss, logits.argmax() == p.argmax(), 1
