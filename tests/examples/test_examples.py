@@ -1,5 +1,6 @@
 """The examples of the documentation run, and show what they print."""
 
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+import eagle_jax
 from docs.site import diagrams
+from eagle_jax import assets
 from examples import (
     own_drafter,
     own_stack_tests,
@@ -47,8 +50,12 @@ def test_a_head_learns_from_the_texts_of_somebody_elses_model(
 
 
 def test_a_drafter_of_somebody_else_leaves_the_text_as_it_is(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    small = functools.partial(
+        eagle_jax.load_pair, str(assets.SMALL), method="autoregressive"
+    )
+    monkeypatch.setattr(eagle_jax, "load_embedded_pair", small)
     own_drafter.main(max_new_tokens=48)
     shown = capsys.readouterr().out
     (counts,) = re.findall(r"identical tokens, (\d+) passes instead of (\d+): ", shown)
