@@ -48,7 +48,7 @@ NARROW = NarrowToyModel(
     vocab_size=VOCABULARY, sharpness=1.0, seed=7, known=(0, 1, 3, 4, 7)
 )
 BLIND = BlindToyModel(vocab_size=VOCABULARY, sharpness=1.0, seed=7)
-EAGLE2 = TreeConfig(num_nodes=12, depth=4, width=3)
+EAGLE2 = TreeConfig(num_nodes=9, depth=3, width=3)
 DRAFTERS: dict[str, Drafter] = {
     "eagle2": TreeDrafter(model=MODEL, tree=EAGLE2),
     "eagle2, fewer tokens": TreeDrafter(model=NARROW, tree=EAGLE2),

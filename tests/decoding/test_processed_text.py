@@ -31,7 +31,7 @@ from tests.processed import (
     requests_of,
 )
 
-EAGLE2 = TreeConfig(num_nodes=12, depth=4, width=3)
+EAGLE2 = TreeConfig(num_nodes=9, depth=3, width=3)
 DRAFTERS: dict[str, Drafter] = {
     "eagle2": TreeDrafter(model=ToyModel(**TOY), tree=EAGLE2),
     "eagle2, fewer tokens": TreeDrafter(
@@ -73,7 +73,7 @@ def test_each_processor_alone_keeps_the_text_plain(kind: str) -> None:
     requests = requests_of(configs_of([kind, "nothing", kind, kind]))
     named = [leaf is not None for leaf in vars(requests.processors).values()]
     assert sum(named) == (2 if kind == "logit_bias" else 1)  # No other is compiled.
-    check_lossless(DRAFTERS["eagle2"], requests)
+    check_lossless(DRAFTERS["bush"], requests)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_growing_cache_keeps_the_text(monkeypatch: pytest.MonkeyPatch) -> None
         max_new_tokens=120,
         stop_tokens=(),
     )
-    assert len(growth.cache_sizes(requests, None, depth=4)) == 2
+    assert len(growth.cache_sizes(requests, None, depth=3)) == 2
     check_lossless(DRAFTERS["eagle2"], requests)
 
 

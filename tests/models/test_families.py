@@ -135,11 +135,7 @@ def test_a_tree_is_verified_as_each_of_its_paths_is_decoded(
             np.testing.assert_allclose(found, wanted, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "pair",
-    ["mistral", "qwen3-moe", "phi3", "gpt-oss", "gemma2", "gemma3"],
-    indirect=True,
-)
+@pytest.mark.parametrize("pair", ["gpt-oss", "gemma3"], indirect=True)
 def test_the_text_is_plain_decodings(pair: tuple[Transformer, Any]) -> None:
     """Where the model drafts for itself: paths of all lengths are accepted."""
     target, params = pair
