@@ -1,6 +1,7 @@
 """Penalties and bans: a plain Python judge says what they do."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -49,6 +50,7 @@ configs = some.builds(
     min_new_tokens=some.integers(0, 12),
 )
 APPLY = jax.jit(jax.vmap(processors.apply, in_axes=(0, 0, 0, None)))
+ADVANCE = jax.jit(jax.vmap(processors.advance))
 
 
 @settings(deadline=None, max_examples=150)
@@ -74,31 +76,38 @@ def test_logits_are_what_a_judge_makes_of_prompt_output_and_drafts(
     text = Text(
         settings=requests.processors or pytest.fail(),
         # What stands after the text is not read.
-        tokens=jnp.array([prompt + output + rng.integers(0, VOCABULARY, 32).tolist()])[
-            :, :32
-        ],
+        tokens=jnp.array(
+            [(prompt + output + rng.integers(0, VOCABULARY, 32).tolist())[:32]]
+        ),
         length=jnp.array([len(prompt + output)]),
         prompt_length=requests.prompt_lengths,
         stop_tokens=requests.stop_tokens,
     )
     path = PathState.at_roots(1, 4)
     for token in drafts:
-        path = jax.vmap(processors.advance)(path, jnp.array([token]))
+        path = ADVANCE(path, jnp.array([token]))
     expected = judge(config, prompt, output + drafts, logits)
     places = None
     if is_narrow:
         known = np.array(KNOWN)
         logits, expected = logits[known], expected[known]
-        places = jnp.full(VOCABULARY, len(known)).at[known].set(np.arange(len(known)))
+        places = np.full(VOCABULARY, len(known))
+        places[known] = np.arange(len(known))
     found = APPLY(text, path, jnp.array(logits)[None], places)[0]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def toy_logits(target: ToyTarget, text: list[int]) -> np.ndarray:
     """The target's own after a text of at most 32 tokens."""
-    padded, cache = jnp.array([text + [0] * (32 - len(text))]), target.init_cache(1, 0)
+    padded = np.array([text + [0] * (32 - len(text))])
+    return np.asarray(_toy_logits(target, padded))[0, len(text) - 1]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _toy_logits(target: ToyTarget, padded: jax.Array) -> jax.Array:
+    cache = target.init_cache(1, 0)
     output = target.forward((), padded, jnp.arange(32)[None], None, cache)
-    return np.asarray(target.unembed((), output.hidden))[0, len(text) - 1]
+    return target.unembed((), output.hidden)
 
 
 def test_plain_text_is_the_judges() -> None:

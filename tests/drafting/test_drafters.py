@@ -310,9 +310,14 @@ def test_calibrated_values_are_those_of_their_tokens() -> None:
     )
     root = jnp.zeros(1, jnp.int32)
     state = drafter.init_state(1, 64)
-    tree, _ = drafter.propose((), state, root, make_draws(1))
-    output, _ = model.read((), state, root)
-    log_probs = np.asarray(jax.nn.log_softmax(model.logits((), output, level=1)))[0]
+    tree, _ = jax.jit(drafter.propose)((), state, root, make_draws(1))
+
+    @jax.jit
+    def read(state: Any) -> jax.Array:
+        output, _ = model.read((), state, root)
+        return jax.nn.log_softmax(model.logits((), output, level=1))
+
+    log_probs = np.asarray(read(state))[0]
     by_rank = np.argsort(-log_probs)
     expected = {
         int(token): exponents[rank] * log_probs[token]

@@ -1,6 +1,7 @@
 """Training a small target further, together with its head."""
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,8 @@ def losses(
     sizes: tuple[TransformerConfig, EagleHead],
 ) -> tuple[jax.Array, jax.Array]:
     target, head = sizes
-    return pair_losses(params, batch, None, target=target, head=head, loss=LOSS)[:2]
+    run = functools.partial(pair_losses, target=target, head=head, loss=LOSS)
+    return jax.jit(run)(params, batch, None)[:2]
 
 
 def rows() -> np.ndarray:
@@ -119,7 +121,8 @@ def test_a_target_learns_the_next_tokens_of_source_alone(
     pair: PairParams, sizes: tuple[TransformerConfig, EagleHead]
 ) -> None:
     source = source_rows(rows())
-    wanted = next_token_loss(pair.target, jnp.asarray(rows()), sizes[0])
+    read = jax.jit(next_token_loss, static_argnums=2)
+    wanted = read(pair.target, jnp.asarray(rows()), sizes[0])
     np.testing.assert_allclose(losses(pair, source, sizes)[0], wanted, rtol=1e-5)
     both = jax.tree.map(lambda *x: np.concatenate(x), source, own_texts())
     np.testing.assert_allclose(losses(pair, both, sizes)[0], wanted, rtol=1e-5)
@@ -132,7 +135,7 @@ def test_what_a_head_needs_reaches_every_layer_of_its_target(
     def drafting(params: PairParams) -> jax.Array:
         return losses(params, own_texts(), sizes)[1]
 
-    gradients = jax.grad(drafting)(pair)
+    gradients = jax.jit(jax.grad(drafting))(pair)
     for layer in gradients.target.layers:
         assert largest(layer) > 0
     assert largest(gradients.head) > 0
