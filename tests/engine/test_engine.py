@@ -31,6 +31,7 @@ from tests.helpers import refused
 TREE = TreeConfig(num_nodes=4, depth=2, width=2)
 TARGET, DRAFTER, PARAMS = tiny.pair(tiny.TARGET, tiny.HEAD, TREE)
 CHUNK = 16
+STORE = Store()  # Of programs that are traced with these sizes.
 
 MakeEngine = Callable[..., Engine]
 
@@ -41,7 +42,7 @@ def make_engine(monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
     monkeypatch.setattr(growth, "FIRST_LENGTH", 48)
     for module in (prefill, reading, engine):
         monkeypatch.setattr(module, "PREFILL_CHUNK", CHUNK)
-    monkeypatch.setattr(programs, "PROGRAMS", Store())
+    monkeypatch.setattr(programs, "PROGRAMS", STORE)
 
     def make(**settings: Any) -> Engine:
         request = Request(
@@ -260,7 +261,8 @@ def test_what_a_prompt_shares_with_a_text_is_not_read_again(
 ) -> None:
     """Tokens and what is accepted are those of a prompt that is read as a whole."""
     monkeypatch.setattr(reading, "SMALL_CHUNK", 4)
-    queue = make_engine(drafter=drafter, params=params, batch_size=2, ignore_eos=True)
+    settings = {"batch_size": 2, "new_tokens": 12, "ignore_eos": True}
+    queue = make_engine(drafter=drafter, params=params, **settings)
 
     def written(queue: Engine, seed: int, prompt: list[int]) -> Text:
         text = queue.add(text_of(queue, prompt, seed))
@@ -315,9 +317,10 @@ def test_stop_tokens_may_be_many_and_ignored(make_engine: MakeEngine) -> None:
 
 
 def test_texts_of_a_single_row_are_read_and_written_by_two_programs(
-    make_engine: MakeEngine,
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One after the other; so are those of a batch that is full at once."""
+    monkeypatch.setattr(programs, "PROGRAMS", Store())
     queue = make_engine(batch_size=1, new_tokens=5)
     for batch_size in (1, 2):
         one = again(queue, batch_size=batch_size)

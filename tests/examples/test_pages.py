@@ -59,7 +59,8 @@ def test_what_a_page_runs_prints_what_it_shows(
 ) -> None:
     if page != "README.md":  # The README shows what the embedded pair itself writes.
         names = str(tiny_pair / "target"), str(tiny_pair / "head")
-        small = functools.partial(eagle_jax.load_pair, *names)
+        tree = {"num_nodes": 6, "depth": 2, "width": 2}
+        small = functools.partial(eagle_jax.load_pair, *names, **tree)
         monkeypatch.setattr(eagle_jax, "load_embedded_pair", small, raising=False)
     for file, code, shown in _PYTHON.findall((ROOT / page).read_text()):
         if not file:
