@@ -46,7 +46,7 @@ def test_samples_are_the_same_with_a_head_in_other_batches_and_after_a_stop(
     assert all(record["ids"][0] == BOS for record in records)
 
     drafted = tmp_path / "drafted.jsonl"
-    head = ["--draft", chat_pair / "head", "--num-nodes", 6, "--depth", 2, "--width", 2]
+    head = ["--draft", chat_pair / "head", "--num-nodes", 6, "--depth", 2, "--width", 3]
     assert run(_command(chat_pair, drafted, *head, "--samples", 5)) == 0
     assert drafted.read_bytes() == whole.read_bytes()
 

@@ -20,6 +20,8 @@ import safetensors.numpy
 from eagle_jax.checkpoints.draft_files import load_calibration
 from eagle_jax.cli.export import main as export
 from eagle_jax.cli.train import main as train
+from eagle_jax.drafting.calibration import Confidence
+from eagle_jax.evaluation import fit
 from eagle_jax.training.checkpoint import LOG, read_rows
 from eagle_jax.training.loop import Run
 from tests.devices import with_devices
@@ -243,8 +245,10 @@ def test_divergence_names_the_step_and_the_last_good_checkpoint(
 
 
 def test_a_block_head_ships_with_its_calibration(
-    flags: list[str], tmp_path: Path
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    one_each = {kind: (Confidence(),) for kind in fit.CONFIDENCES}
+    monkeypatch.setattr(fit, "CONFIDENCES", one_each)
     sizes = "--block-size=3 --num-layers=1 --markov-rank=4 --feature-layers=0"
     steps = "--kind=dspark --steps=2 --eval-every=2"
     output = tmp_path / "run"

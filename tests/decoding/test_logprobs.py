@@ -208,7 +208,7 @@ def test_a_trained_pairs_are_the_same_with_and_without_drafts(
     stories: Stories,
 ) -> None:
     requests, *_ = batches(stories, 4, temperature=[0.0, 1.0] * 2, top_p=0.9)
-    drafter = stories.drafter(num_nodes=16)
+    drafter = stories.drafter(num_nodes=16, depth=3)
     decoder = Decoder(target=stories.target, drafter=drafter, logprobs=CONFIG)
     params = stories.params(stories.trained)
     state = speculative.generate(decoder, params, requests, num_slots=128)

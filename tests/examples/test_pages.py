@@ -59,7 +59,7 @@ def test_what_a_page_runs_prints_what_it_shows(
 ) -> None:
     if page != "README.md":  # The README shows what the embedded pair itself writes.
         names = str(tiny_pair / "target"), str(tiny_pair / "head")
-        tree = {"num_nodes": 6, "depth": 2, "width": 2}
+        tree = {"num_nodes": 6, "depth": 2, "width": 3}
         small = functools.partial(eagle_jax.load_pair, *names, **tree)
         monkeypatch.setattr(eagle_jax, "load_embedded_pair", small, raising=False)
     for file, code, shown in _PYTHON.findall((ROOT / page).read_text()):

@@ -19,7 +19,7 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def flags(tiny_pair: Path) -> list[str]:
     folders = ["--target", f"{tiny_pair}/target", "--draft", f"{tiny_pair}/head"]
-    tree = ["--num-nodes", "6", "--depth", "2", "--width", "2"]
+    tree = ["--num-nodes", "6", "--depth", "2", "--width", "3"]
     prompts = ["--prompt", "the", "--prompt", "ten", "--prompt", "on"]
     limits = ["--max-new-tokens", "12", "--batch-size", "2", "--temperature", "0.8"]
     return [*folders, *tree, *prompts, *limits]
