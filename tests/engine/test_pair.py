@@ -187,7 +187,7 @@ def test_what_cannot_be_decoded_is_refused(
 
 
 def test_weights_that_a_method_does_not_read_are_told() -> None:
-    target = str(assets.TARGET)
+    target = str(assets.SMALL)
     with pytest.warns(UserWarning, match="without weights: `draft` nowhere is not"):
         pair = load_pair(target, "nowhere", method="lookup")
     alone = load_pair(target, method="lookup")

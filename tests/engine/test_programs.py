@@ -30,6 +30,7 @@ def make_engine(
 ) -> MakeEngine:
     """Makes engines of texts whose cache begins with 128 slots and ends with 320."""
     monkeypatch.setattr(growth, "FIRST_LENGTH", 100)
+    monkeypatch.setattr(programs, "PROGRAMS", Store())
 
     def make(**settings: Any) -> Engine:
         defaults = {"new_tokens": LONG, "ignore_eos": True, "temperature": 0.0}
