@@ -159,6 +159,7 @@ def guide_at(states: list[int], depth: int) -> Guide:
     )
 
 
+@jax.jit
 def pruned(guide: Guide, trees: DraftTree) -> DraftTree:
     free = jnp.zeros((*trees.tokens.shape, VOCABULARY))
     return prune(guide, trees, process_nodes(guide, free, trees))

@@ -91,10 +91,11 @@ def test_a_level_is_what_decoding_drafts_after_true_features(name: str) -> None:
     params = jax.tree.map(lambda x: x * 0.4, tiny.random_like(shapes_of(model.init)))
     target: Any = tiny.random_target()
     shape = (*rows.tokens.shape, model.feature_size)
-    features = jnp.asarray(np.random.default_rng(1).normal(size=shape), jnp.float32)
-    found = jax.jit(lambda *x: trained_chains(model, *x))(
+    features = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+    found = jax.jit(lambda *x: jnp.stack(trained_chains(model, *x)))(
         params, target.embedding, features, rows
     )
+    found = np.asarray(found)
     decode = jax.jit(lambda *x: decoded_chains(model, *x))
     compared, joined = 0, model.join(params, target)
     longest = rows.tokens.shape[1]
@@ -106,10 +107,10 @@ def test_a_level_is_what_decoding_drafts_after_true_features(name: str) -> None:
             places = np.resize(slots, longest)
             wanted = decode(
                 joined,
-                jnp.where(inside, rows.tokens[row, places], 0),
-                jnp.where(inside[:, None], features[row, places], 0.0),
+                np.where(inside, rows.tokens[row, places], 0),
+                np.where(inside[:, None], features[row, places], np.float32(0)),
             )
-            for level, outputs in enumerate(wanted):
+            for level, outputs in enumerate(map(np.asarray, wanted)):
                 # As many of the text's tokens are there to be drafted.
                 last = len(slots) - level - 1
                 near = found[level][row, slots[: max(last, 0)]]

@@ -1,6 +1,7 @@
 """The losses of Medusa's and Hydra's heads against loops over every position."""
 
 import dataclasses
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,7 +62,8 @@ def loss_of(
         features=given.features if features is None else features,
         tables=given.params,
     )
-    return kind.loss(params, batch, kind.Loss(**settings))
+    run = jax.jit(functools.partial(kind.loss, settings=kind.Loss(**settings)))
+    return run(params, batch)
 
 
 def logits_at(head: Any, params: Any, given: SimpleNamespace, *at: int) -> Any:

@@ -25,7 +25,8 @@ def outputs(config: TransformerConfig, params: Any) -> Any:
     model = Transformer(config=config)
     tokens = jnp.arange(6).reshape(2, 3)
     positions = jnp.broadcast_to(jnp.arange(3), tokens.shape)
-    return model.forward(params, tokens, positions, None, model.init_cache(2, 4))
+    run = jax.jit(model.forward)
+    return run(params, tokens, positions, None, model.init_cache(2, 4))
 
 
 @pytest.mark.parametrize(
