@@ -96,8 +96,8 @@ def decoded_rounds(
     accepted: list[int] = []
     while bool(state.is_running.any()):
         state, done = speculative.decode_round(decoder, params, state)
-        trees.append(jax.tree.map(lambda x: np.asarray(x[0]), done.tree))
-        accepted.append(int(done.acceptance.num_accepted[0]))
+        trees.append(jax.tree.map(lambda x: np.asarray(x)[0], done.tree))
+        accepted.append(int(np.asarray(done.acceptance.num_accepted)[0]))
     (generated,) = texts(requests, state)
     return trees, accepted[:-1], generated
 

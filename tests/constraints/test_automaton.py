@@ -189,7 +189,7 @@ def test_nothing_is_drafted_where_no_allowed_token_is_known(name: str) -> None:
         trees, _ = jax.jit(drafter.propose)((), state, roots, draws)
         trees = pruned(guide, trees)
     for row in range(2):
-        assert_valid_tree(jax.tree.map(lambda x, row=row: x[row], trees))
+        assert_valid_tree(jax.tree.map(lambda x, row=row: np.asarray(x)[row], trees))
     assert trees.is_node.sum(axis=1).tolist()[0] == 1
     assert sorted(trees.tokens[1][trees.parents[1] == 0].tolist()) == [1, 4]
 

@@ -28,7 +28,7 @@ from tests.helpers import refused
 from tests.stories import Stories, batches
 
 TARGET = ToyTarget(vocab_size=11)
-TREE = TreeConfig(num_nodes=12, depth=4, width=3)
+TREE = TreeConfig(num_nodes=9, depth=2, width=4)
 DRAFTERS: dict[str, Drafter] = {
     "tree": TreeDrafter(model=ToyModel(vocab_size=11), tree=TREE),
     "switch": SwitchDrafter(

@@ -185,7 +185,9 @@ def test_sampled_text_is_plain_decodings_and_every_tree_is_valid(
     while state.is_running.any():
         state, done = speculative.decode_round(decoder, params, state)
         for row in range(4):
-            assert_valid_tree(jax.tree.map(lambda x, row=row: x[row], done.tree))
+            assert_valid_tree(
+                jax.tree.map(lambda x, row=row: np.asarray(x)[row], done.tree)
+            )
     assert_plain(requests, state, Params(target=target_params), "coupled")
 
 

@@ -148,7 +148,7 @@ def test_only_tokens_of_the_head_are_drafted(make: Make, shape: str) -> None:
     assert not np.array_equal(known, np.arange(KNOWN))  # Places are no tokens.
     trees, _ = proposed(drafter, params)
     for row in range(4):
-        tree = jax.tree.map(lambda x, row=row: np.asarray(x[row]), trees)
+        tree = jax.tree.map(lambda x, row=row: np.asarray(x)[row], trees)
         assert_valid_tree(tree)
         drafted = tree.tokens[1:][tree.is_node[1:]]
         assert np.isin(drafted, known).all()

@@ -70,7 +70,7 @@ def test_only_known_tokens_are_drafted(tokens: list[int]) -> None:
     propose = jax.jit(drafter.propose)
     trees, _ = propose(params.drafter, state, root, make_draws(4))
     for row in range(4):
-        tree = jax.tree.map(lambda x, row=row: np.asarray(x[row]), trees)
+        tree = jax.tree.map(lambda x, row=row: np.asarray(x)[row], trees)
         assert_valid_tree(tree)
         assert set(tree.tokens[1:][tree.is_node[1:]]) <= set(tokens)
         assert tree.is_node[1]

@@ -76,7 +76,7 @@ def follow(decoder: Decoder, params: Params, requests: Requests, rounds: int) ->
         state, tree, logits = round_with_logits(decoder, params, state)
         for row in range(batch):
             tokens = judge_tree(matrices[row], roots[row], drafter.tree)
-            found = jax.tree.map(lambda x, row=row: np.asarray(x[row]), tree)
+            found = jax.tree.map(lambda x, row=row: np.asarray(x)[row], tree)
             assert_valid_tree(found)
             assert found.is_node.tolist() == [token is not None for token in tokens]
             assert found.tokens.tolist() == [token or 0 for token in tokens]

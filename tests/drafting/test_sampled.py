@@ -137,7 +137,7 @@ def test_siblings_are_drawn_without_replacement_from_the_stated_distribution() -
 def test_a_distribution_with_fewer_tokens_than_ranks_has_fewer_children() -> None:
     trees = proposed(EAGLE1_TREE, 8, top_k=2)
     for row in range(8):
-        tree = jax.tree.map(lambda x, row=row: x[row], trees)
+        tree = jax.tree.map(lambda x, row=row: np.asarray(x)[row], trees)
         assert_valid_tree(tree)
         expected = [max(path, default=0) < 2 for path in ((), *EAGLE1_TREE.paths)]
         assert tree.is_node.tolist() == expected

@@ -96,7 +96,7 @@ def test_blocks_and_their_trees_are_those_of_plain_pytorch(
             expected = rows[first + level] + judged_blocks.markov(state, root)
             np.testing.assert_allclose(found[0], expected, atol=1e-5)
         held, done = speculative.decode_round(decoder, pair.params, held)
-        drafted = jax.tree.map(lambda x: np.asarray(x[0]), done.tree)
+        drafted = jax.tree.map(lambda x: np.asarray(x)[0], done.tree)
         paths: list[tuple[int, ...]] = [()]
         for parent, token in zip(drafted.parents[1:], drafted.tokens[1:], strict=True):
             paths.append((*paths[parent], int(token)))
