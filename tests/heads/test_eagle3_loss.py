@@ -31,7 +31,7 @@ def batch() -> Batch:
     return Batch(
         tables=tiny.random_target(),
         rows=dataclasses.replace(rows, loss_mask=mask),
-        features=features,
+        features=jnp.asarray(features),
     )
 
 
@@ -47,7 +47,7 @@ def numpy_loss(batch: Batch, head: Eagle3Head, settings: Eagle3Loss) -> list[flo
     """The losses over every pair that counts, level by level, sample by sample."""
     params, rows = params_of(head), batch.rows
     levels = settings.alignment or USUAL_LEVELS
-    inputs, hidden = np.split(batch.features, [head.feature_size], axis=-1)
+    inputs, hidden = np.split(np.asarray(batch.features), [head.feature_size], axis=-1)
 
     @jax.jit
     def run(params: Any, inputs: Any, table: Any) -> Any:
