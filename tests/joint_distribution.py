@@ -1,6 +1,5 @@
 """The joint distribution of three tokens, and whether many draws have it."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -17,22 +16,30 @@ DRAWN_TARGET = ToyTarget(vocab_size=4, sharpness=1.0)
 def distribution_of(prompt: list[int], temperature: float, top_k: int) -> np.ndarray:
     """`[4, 4, 4]`: of the next three tokens, from the toy's logits alone."""
 
-    paths = jnp.array([[*prompt, first, second] for first, second in np.ndindex(4, 4)])
+    def next_distribution(path: list[int]) -> np.ndarray:
+        tokens = jnp.array([path])
+        output = DRAWN_TARGET.forward(
+            (),
+            tokens,
+            jnp.arange(len(path))[None],
+            None,
+            DRAWN_TARGET.init_cache(1, 0),
+        )
+        logits = (
+            np.asarray(DRAWN_TARGET.unembed((), output.hidden))[0, -1] / temperature
+        )
+        if top_k:
+            logits[logits < np.sort(logits)[-top_k]] = -np.inf
+        probs = np.exp(logits - logits.max(), dtype=np.float64)
+        return probs / probs.sum()
 
-    @jax.jit
-    def run(paths: jax.Array) -> jax.Array:
-        places = jnp.broadcast_to(jnp.arange(paths.shape[1]), paths.shape)
-        nothing = DRAWN_TARGET.init_cache(len(paths), 0)
-        output = DRAWN_TARGET.forward((), paths, places, None, nothing)
-        return DRAWN_TARGET.unembed((), output.hidden)
-
-    logits = np.asarray(run(paths))[:, -3:] / temperature
-    if top_k:
-        logits[logits < np.sort(logits)[..., -top_k, None]] = -np.inf
-    probs = np.exp(logits - logits.max(-1, keepdims=True), dtype=np.float64)
-    probs = (probs / probs.sum(-1, keepdims=True)).reshape(4, 4, 3, 4)
-    # Each path tells the distributions after the prompt and after each of its tokens.
-    return probs[0, 0, 0][:, None, None] * probs[:, 0, 1][:, :, None] * probs[:, :, 2]
+    probs = np.zeros((4, 4, 4))
+    for first, p_first in enumerate(next_distribution(prompt)):
+        for second, p_second in enumerate(next_distribution([*prompt, first])):
+            probs[first, second] = (
+                p_first * p_second * next_distribution([*prompt, first, second])
+            )
+    return probs
 
 
 def check_drawn_texts(

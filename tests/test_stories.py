@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
@@ -170,12 +169,10 @@ def test_processed_stories_are_plain_processed_ones(
     """Every processor at once, and others in each row, greedy and sampled."""
     vocabulary = stories.target.config.vocab_size
     small = SmallModel(target=stories.target, vocab_size=vocabulary)
-    head = stories.drafter(num_nodes=16, depth=3, width=4)
+    head = stories.drafter(num_nodes=16, width=4)
     drafter = {
         "head": head,
-        "small model": TreeDrafter(
-            model=small, tree=TreeConfig(num_nodes=16, depth=2, width=4)
-        ),
+        "small model": TreeDrafter(model=small, tree=head.tree),
         "lookup": LookupDrafter(depth=4),
         "recycling": RecyclingDrafter(vocab_size=vocabulary),
         "switch": SwitchDrafter(first=LookupDrafter(depth=5), second=head, min_match=2),

@@ -32,12 +32,9 @@ def programs() -> dict[str, Any]:
     requests = requests_like(0)
     drafting = Decoder(target=target, drafter=drafter)
     plain = Decoder(target=target, acceptance="greedy")
-
-    def begin(module: Any, decoder: Decoder) -> Any:
-        prefill = functools.partial(module.prefill, decoder, num_slots=NUM_SLOTS)
-        return jax.eval_shape(prefill, params, requests)
-
-    state, begun = begin(speculative, drafting), begin(autoregressive, plain)
+    settings = {"num_slots": NUM_SLOTS}
+    state = speculative.prefill(drafting, params, requests, **settings)
+    begun = autoregressive.prefill(plain, params, requests, **settings)
     lowered = {
         "decode_round": speculative.decode_round.lower(drafting, params, state),
         "decode": speculative.decode.lower(drafting, params, state),
@@ -100,11 +97,9 @@ def test_the_matrix_of_recycling_is_written_in_place() -> None:
     # The matrix is far larger than all else in a round.
     drafter = RecyclingDrafter(vocab_size=400_000)
     decoder = Decoder(target=target, drafter=drafter)
-    prefill = functools.partial(speculative.prefill, decoder, num_slots=NUM_SLOTS)
-    state: Any = jax.eval_shape(prefill, weights, requests)
+    state = speculative.prefill(decoder, weights, requests, num_slots=NUM_SLOTS)
     compiled: Any = speculative.decode.lower(decoder, weights, state).compile()
-    memory, likely = compiled.memory_analysis(), state.drafter_state.likely
-    matrix = likely.size * likely.dtype.itemsize
+    memory, matrix = compiled.memory_analysis(), state.drafter_state.likely.nbytes
     assert memory.temp_size_in_bytes < matrix / 4 < memory.alias_size_in_bytes / 4
 
 

@@ -301,7 +301,7 @@ def test_children_have_the_largest_sums_of_log_probability_and_noise(
         for row, temperature in enumerate(temperatures):
             settings = (calibration, temperature, filters)
             expected = expected_paths(model, noise[row], *settings)
-            found = paths_of(jax.tree.map(lambda x, row=row: np.asarray(x)[row], trees))
+            found = paths_of(jax.tree.map(lambda x, row=row: np.asarray(x[row]), trees))
             assert found == pytest.approx(expected, abs=1e-4)
 
 

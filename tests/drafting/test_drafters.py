@@ -185,9 +185,7 @@ def test_sampled_text_is_plain_decodings_and_every_tree_is_valid(
     while state.is_running.any():
         state, done = speculative.decode_round(decoder, params, state)
         for row in range(4):
-            assert_valid_tree(
-                jax.tree.map(lambda x, row=row: np.asarray(x)[row], done.tree)
-            )
+            assert_valid_tree(jax.tree.map(lambda x, row=row: x[row], done.tree))
     assert_plain(requests, state, Params(target=target_params), "coupled")
 
 
@@ -312,14 +310,9 @@ def test_calibrated_values_are_those_of_their_tokens() -> None:
     )
     root = jnp.zeros(1, jnp.int32)
     state = drafter.init_state(1, 64)
-    tree, _ = jax.jit(drafter.propose)((), state, root, make_draws(1))
-
-    @jax.jit
-    def read(state: Any) -> jax.Array:
-        output, _ = model.read((), state, root)
-        return jax.nn.log_softmax(model.logits((), output, level=1))
-
-    log_probs = np.asarray(read(state))[0]
+    tree, _ = drafter.propose((), state, root, make_draws(1))
+    output, _ = model.read((), state, root)
+    log_probs = np.asarray(jax.nn.log_softmax(model.logits((), output, level=1)))[0]
     by_rank = np.argsort(-log_probs)
     expected = {
         int(token): exponents[rank] * log_probs[token]
