@@ -320,6 +320,7 @@ def main(where: str) -> int:
         return compare(json.loads(gzip.decompress((HERE / NAME).read_bytes())), entries)
     text = json.dumps(entries, indent=1)
     file = Path(where, NAME)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(gzip.compress(text.encode(), mtime=0))
     print(f"{len(entries)} entries in {file}, {file.stat().st_size} bytes")
     return 0
