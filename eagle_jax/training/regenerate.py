@@ -103,7 +103,7 @@ class RegenerateJob:
         sources = (self.data, self.samples, self.questions)
         if sum(one is not None for one in sources) != 1:
             raise InputError(
-                "give `data` FILE, `samples` N or `questions` N, one of them"
+                "give either `data` FILE or `samples` N, or `questions` N alone"
             )
         counts = ("samples", "questions")
         given = [name for name in counts if getattr(self, name) is not None]
