@@ -88,7 +88,7 @@ def _write_tokenizer(folder: Path, gguf: Gguf) -> None:
         InputError: If there is none that transformers can make.
     """
     values = {
-        name.removeprefix("tokenizer.").removeprefix("ggml."): value
+        name.removeprefix("tokenizer.ggml."): value
         for name, value in gguf.fields.items()
         if name.startswith("tokenizer.")
     }
@@ -96,16 +96,19 @@ def _write_tokenizer(folder: Path, gguf: Gguf) -> None:
         return
     try:
         from transformers import PreTrainedTokenizerFast
-        from transformers.integrations.gguf.gguf_tokenizer_mapping import (
-            convert_gguf_tokenizer,
-        )
 
-        given = {"tokenizer_type": values["model"]} | values
-        given["pre_tokenizer_type"] = values.get("pre")
-        arch = gguf.fields["general.architecture"]
-        backend, _ = convert_gguf_tokenizer(arch, given)
-        tokens = values["tokens"]
-        more: dict[str, Any] = {
+        rules: Any
+        try:
+            from transformers.integrations.gguf import gguf_tokenizer_mapping as rules
+        except ImportError:  # Where they stood before 5.24.
+            from transformers.integrations import ggml as rules
+
+        names = rules.GGUF_TOKENIZER_MAPPING["tokenizer"].items()
+        found = {theirs: values.get(key.removeprefix("ggml.")) for key, theirs in names}
+        given = {name: value for name, value in found.items() if value is not None}
+        arch, tokens = gguf.fields["general.architecture"], values["tokens"]
+        backend, more = rules.convert_gguf_tokenizer(arch, given)
+        more |= {
             name: None if (id_ := values.get(key)) is None else tokens[id_]
             for name, key in _IDS.items()
         }
@@ -113,11 +116,12 @@ def _write_tokenizer(folder: Path, gguf: Gguf) -> None:
         more["add_bos_token"] = values.get("add_bos_token", values["model"] == "llama")
         more["add_eos_token"] = values.get("add_eos_token", False)
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **more)
-        tokenizer.chat_template = values.get("chat_template")
+        tokenizer.chat_template = values.get("tokenizer.chat_template")
         tokenizer.save_pretrained(folder)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # What Rust code ends in is no `Exception`.
         raise InputError(
-            f"{gguf.path} holds no usable tokenizer: {first_line(error)}"
+            f"{gguf.path} holds no usable tokenizer: {first_line(error)}; a newer "
+            "transformers may know it"
         ) from error
