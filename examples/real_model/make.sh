@@ -40,7 +40,7 @@ train() {
 }
 
 record questions: "$(write --questions "$questions" --systems configs/systems.txt \
-  --temperature 0.9 --top-p 0.95 --max-new-tokens 320 --output "$runs/questions.jsonl")"
+  --temperature 0.8 --top-p 0.95 --max-new-tokens 320 --output "$runs/questions.jsonl")"
 # Every second answer is greedy, the others are sampled.
 for temperature in 0 1; do
   awk -v odd="$temperature" 'NR > 1 && NR % 2 == odd' "$runs/questions.jsonl" \
