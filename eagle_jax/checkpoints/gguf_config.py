@@ -55,6 +55,7 @@ _READ = """vocab_size rope.dimension_count rope.scaling.type rope.scaling.factor
     rope.scaling.original_context_length rope.scaling.attn_factor
     rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow rope.scaling.finetuned
     rope.scale_linear attention.value_length attention.causal tensor_data_layout"""
+_NEUTRAL = (0, False, "", "none")
 
 _TENSORS = {
     "token_embd": "embedding",
@@ -81,7 +82,7 @@ _TENSORS = {
 }
 """The tensors by their names in a layer, and their paths in `TransformerParams`."""
 
-# Those of the first line are joined in Phi-3; in gpt-oss a name means another norm.
+# Phi-3 joins these; in gpt-oss a name means another norm.
 _OF_PHI = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _OF_GPT_OSS = {"post_attention_norm": "mlp_norm"}
 # The stretch of each rotary frequency, for short and for long texts.
@@ -105,7 +106,8 @@ def config_of(gguf: Gguf) -> dict[str, Any]:
     fields = {name: x for name, x in gguf.fields.items() if name.startswith(start)}
     values = {name.removeprefix(start): value for name, value in fields.items()}
     for name, value in values.items():
-        if name not in read and value not in (0, False, "", "none"):
+        is_bidirectional = name == "attention.causal" and not value
+        if is_bidirectional or (name not in read and value not in _NEUTRAL):
             raise _refusal(gguf, f"{start}{name} = {value!r} is not supported")
     config = {hf: values[name] for name, hf in _FIELDS.items() if name in values}
     heads, width = config.get("num_attention_heads"), config.get("hidden_size")
@@ -221,7 +223,11 @@ def _rope(gguf: Gguf, values: dict[str, Any], config: dict[str, Any]) -> dict[st
     )
     factor = factor or values.get("rope.scale_linear")
     positions = config.get("max_position_embeddings")
+    if kind == "yarn" and attention not in (None, 1):
+        raise _refusal(gguf, f"rope.scaling.attn_factor = {attention!r} is not known")
     short, freqs = (gguf.tensors.get(name) for name in (_FACTORS, _LLAMA_FACTORS))
+    if freqs is not None and kind not in (None, "none"):
+        raise _refusal(gguf, f"{_LLAMA_FACTORS} beside rope.scaling.type = {kind!r}")
     if short is not None or freqs is not None:
         # Where texts of all lengths have the same ones, nothing is turned anew.
         long = gguf.tensors.get(_LONG_FACTORS, short) if freqs is None else freqs

@@ -57,10 +57,8 @@ class Gguf:
 
 def is_gguf(path: Path) -> bool:
     """Returns whether a name is that of a GGUF file, also of one half downloaded."""
-    name = path.name.lower()
-    return name.removesuffix(path.suffix.lower() * name.endswith(_UNFINISHED)).endswith(
-        ".gguf"
-    )
+    ends = tuple(f".gguf{mark}" for mark in ("", *_UNFINISHED))
+    return path.name.lower().endswith(ends)
 
 
 def names_of_parts(name: str) -> list[str]:

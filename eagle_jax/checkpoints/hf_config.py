@@ -58,7 +58,7 @@ def target_config(folder: Path) -> TransformerConfig:
     window, windowed = _read_windows(fields, family, num_layers)
     positions = fields.size("max_position_embeddings", most=MOST_POSITIONS)
     if rope.kind == "longrope" and positions > rope.original_max_positions:
-        positions = min(positions, rope.original_max_positions)
+        positions = rope.original_max_positions
         warn_once(
             f"{fields.path}: rope type 'longrope' turns all keys anew beyond "
             f"original_max_position_embeddings = {rope.original_max_positions:,}, "

@@ -59,12 +59,13 @@ def resolve(name: str) -> Path:
         return folder
     if is_gguf(folder) and os.path.isfile(folder):
         return gguf_folder(folder, cache_folder())
-    is_hub_name = not name.startswith((".", "~", "/"))
-    is_hub_name &= name.count("/") == 1 or (is_gguf(folder) and name.count("/") > 1)
-    if os.path.exists(folder) or not is_hub_name:
+    depth = name.count("/")
+    is_hub_name = depth > 1 if is_gguf(folder) else depth == 1
+    is_local = name.startswith((".", "~", "/")) or os.path.exists(folder)
+    if is_local or not is_hub_name:
         raise InputError(
-            f"{name} is no folder; give the folder of a Hugging Face checkpoint or a "
-            "hub name such as owner/name"
+            f"{name} is no {'file' if is_gguf(folder) else 'folder'}; give the folder "
+            "of a Hugging Face checkpoint, a GGUF file, or a hub name: owner/name"
         )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -99,7 +100,7 @@ def resolve(name: str) -> Path:
 
 def _only_gguf(folder: Path) -> Path | None:
     """Returns the GGUF model in a folder, the first file of it; `None` without one."""
-    found = [path for path in sorted(folder.glob("*.gguf")) if is_gguf(path)]
+    found = sorted(folder.glob("*.gguf"))
     whole = [path for path in found if path == parts_of(path)[0]]
     if len(whole) > 1:
         raise InputError(

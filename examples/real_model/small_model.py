@@ -72,8 +72,9 @@ def _train(arguments: argparse.Namespace, config: PretrainConfig) -> int:
     examples = [one for path in arguments.data for one in read_examples(path).examples]
     ids = np.concatenate([one.ids for one in examples if one.ids is not None])
     rows = ids[: len(ids) // (length + 1) * (length + 1)].reshape(-1, length + 1)
-    # The first rows are those of questions of all kinds.
-    held_out, rows = np.split(rows, [max(1, len(rows) // 50)])
+    # From all files.
+    is_held_out = np.arange(len(rows)) % 50 == 0
+    held_out, rows = rows[is_held_out], rows[~is_held_out]
     if len(rows) < config.run.batch_size:
         raise InputError(f"{len(ids)} tokens are too few for a batch")
 

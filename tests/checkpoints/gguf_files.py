@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
+import pytest
+
+gguf: Any = pytest.importorskip("gguf", reason="needs gguf: pip install '.[gguf]'")
 
 _Q = gguf.GGMLQuantizationType
 _NAMES = {
@@ -62,7 +64,7 @@ def write_gguf(
     fields: dict[str, Any],
     arch: str = "llama",
     *,
-    kind: _Q = _Q.F32,
+    kind: Any = _Q.F32,
     name: str = "",
 ) -> Path:
     """Writes a model.

@@ -28,12 +28,9 @@ from eagle_jax.checkpoints.names import (
 from eagle_jax.errors import InputError
 from eagle_jax.models.rope import inverse_frequencies
 from eagle_jax.models.transformer import Transformer, TransformerConfig
+from tests.checkpoints.gguf_files import gguf, write_gguf
 from tests.checkpoints.settings import write
 from tests.helpers import refused
-
-gguf: Any = pytest.importorskip("gguf", reason="needs gguf: pip install '.[gguf]'")
-
-from tests.checkpoints.gguf_files import write_gguf  # noqa: E402
 
 _HF: dict[str, Any] = {
     "hidden_size": 64,
@@ -344,6 +341,12 @@ def test_a_changed_file_is_read_anew(tmp_path: Path) -> None:
         ({}, "eagle3", "holds a draft (eagle3), not a target"),
         ({".attention.clamp_kqv": 8.0}, "llama", "llama.attention.clamp_kqv = 8.0"),
         ({".logit_scale": 0.5}, "llama", "llama.logit_scale = 0.5 is not supported"),
+        ({".attention.causal": False}, "llama", "attention.causal = False is not"),
+        (
+            {".rope.scaling.type": "yarn", ".rope.scaling.attn_factor": 2.0},
+            "qwen2",
+            "rope.scaling.attn_factor = 2.0 is not known",
+        ),
         ({".expert_count": 8}, "llama", "num_local_experts = 8 is not supported"),
         ({".rope.scaling.type": "other"}, "llama", "rope.scaling.type = 'other'"),
         (
@@ -387,6 +390,29 @@ def test_a_file_that_is_being_downloaded_says_so(tmp_path: Path) -> None:
     refused(lambda: resolve(str(path)), "it is cut, or still being downloaded")
     part = path.rename(tmp_path / "model.gguf.part")
     refused(lambda: resolve(str(part)), "is a file that is being downloaded")
+
+
+@pytest.mark.parametrize("name", ["none.gguf", "no/folder.gguf", "./a/b/c.gguf"])
+def test_a_file_that_is_not_there_is_no_name_on_the_hub(name: str) -> None:
+    refused(lambda: resolve(name), f"{name} is no file; give", "a GGUF file")
+
+
+def test_a_file_on_the_hub_is_fetched_with_its_other_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, _, path = _model(tmp_path, "llama")
+    (tmp_path / "deep").mkdir()
+    path.rename(tmp_path / "deep" / "m-00001-of-00001.gguf")
+    asked: list[Any] = []
+
+    def download(repository: str, allow_patterns: list[str]) -> str:
+        asked.append((repository, allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    found = resolve("owner/name/deep/m-00001-of-00001.gguf")
+    assert target_config(found) == config
+    assert asked == [("owner/name", ["deep/m-00001-of-00001.gguf"])]
 
 
 def test_several_files_in_a_folder_are_told_apart_by_name(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ _CASES = [
     (f"{_TRAIN} --output /proc/out", "/proc/out"),
     (_REGENERATE, "give either --data FILE or --samples N"),
     (f"{_REWRITE} --samples 2", "give either --data FILE or --samples N"),
+    (f"{_REGENERATE} --samples 2 --systems a", "--systems is for --questions alone"),
     (f"{_REGENERATE} --samples 0", "samples = 0 must be at least 1"),
     (f"{_REWRITE} --min-prefix 65", "min_prefix = 65 must be 0 to max_prefix = 64"),
     (f"{_REWRITE} --max-length 5000", "max_length = 5000"),
