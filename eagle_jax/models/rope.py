@@ -64,10 +64,11 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> np.ndarray:
         fewer where only a fraction of the head is rotated.
     """
     head_dim = config.width(head_dim)
-    # In float32, as transformers computes them: at position 2,500 the last bit of a
+    # Rounded to float32 where transformers does: at position 2,500 the last bit of a
     # frequency changes logits by 1e-4.
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    frequencies = 1 / np.float32(config.theta) ** exponents
+    powers = config.theta ** exponents.astype(np.float64)
+    frequencies = 1 / powers.astype(np.float32)
     if config.kind == "linear":
         frequencies = frequencies / config.factor
     elif config.kind == "yarn":
