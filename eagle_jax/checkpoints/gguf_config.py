@@ -8,7 +8,6 @@ import numpy as np
 
 from eagle_jax.checkpoints.families import FAMILIES
 from eagle_jax.checkpoints.gguf_header import Gguf
-from eagle_jax.checkpoints.names import GEMMA, TRANSFORMER
 from eagle_jax.checkpoints.tensors import Part, StoredTensor
 from eagle_jax.errors import InputError, shortened
 
@@ -58,38 +57,44 @@ _READ = """vocab_size rope.dimension_count rope.scaling.type rope.scaling.factor
 _NEUTRAL = (0, False, "", "none")
 
 _TENSORS = {
-    "token_embd": "embedding",
-    "output_norm": "norm",
-    "output": "output_head",
-    "attn_norm": "input_norm",
-    "attn_q": "query",
-    "attn_k": "key",
-    "attn_v": "value",
-    "attn_output": "output",
-    "attn_q_norm": "query_norm",
-    "attn_k_norm": "key_norm",
-    "attn_sinks": "sinks",
-    "post_attention_norm": "output_norm",
-    "ffn_norm": "mlp_norm",
-    "post_ffw_norm": "mlp_output_norm",
-    "ffn_gate": "mlp.gate",
-    "ffn_up": "mlp.up",
-    "ffn_down": "mlp.down",
-    "ffn_gate_inp": "mlp.router",
-    "ffn_gate_exps": "mlp.experts.gate",
-    "ffn_up_exps": "mlp.experts.up",
-    "ffn_down_exps": "mlp.experts.down",
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_sinks": "self_attn.sinks",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
-"""The tensors by their names in a layer, and their paths in `TransformerParams`."""
+"""The tensors by their names in GGUF and in Hugging Face's files, of a layer or not."""
 
-# Phi-3 joins these; in gpt-oss a name means another norm.
-_OF_PHI = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
-_OF_GPT_OSS = {"post_attention_norm": "mlp_norm"}
+_OWN_TENSORS = {
+    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    "gpt-oss": {"post_attention_norm": "post_attention_layernorm"},
+    "gemma": {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+}
+"""What names mean in some architectures alone."""
+
 # The stretch of each rotary frequency, for short and for long texts.
 _FACTORS, _LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 _LLAMA_FACTORS = "rope_freqs.weight"
 
-_NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
+_NAME = re.compile(r"(blk\.(?P<layer>\d+)\.)?(?P<inner>\w+)(?P<kind>\.weight|\.bias)")
 
 
 def config_of(gguf: Gguf) -> dict[str, Any]:
@@ -159,8 +164,7 @@ def tensors_of(gguf: Gguf) -> dict[str, StoredTensor]:
     """
     arch, found, left = _architecture(gguf), {}, []
     is_gemma = arch.startswith("gemma")
-    table = GEMMA if is_gemma else TRANSFORMER
-    own = dict(_TENSORS) | (_OF_GPT_OSS if arch == "gpt-oss" else {})
+    names = _TENSORS | _OWN_TENSORS.get("gemma" if is_gemma else arch, {})
     heads = gguf.fields.get(f"{arch}.attention.head_count", 1)
     groups = gguf.fields.get(f"{arch}.attention.head_count_kv", heads)
     counts = {"attn_q": heads, "attn_k": groups} if arch in _PERMUTED else {}
@@ -168,23 +172,16 @@ def tensors_of(gguf: Gguf) -> dict[str, StoredTensor]:
         if name in (_FACTORS, _LONG_FACTORS, _LLAMA_FACTORS):
             continue
         one = _NAME.fullmatch(name)
-        number, inner, kind = one.groups() if one else (None, "", "")
-        path = own.get(inner, "")
-        if kind == "bias":
-            path = "out_bias" if inner == "attn_output" else f"{path}_bias"
-        path = path if number is None else f"layers.{{}}.{path}"
-        if arch == "phi3" and inner in _OF_PHI:
-            theirs = f"model.layers.{{}}.{_OF_PHI[inner]}.{kind}"
-        elif path in table:
-            theirs = table[path]
-        else:
+        if one is None or one["inner"] not in names:
             left.append(name)
             continue
+        inner, layer = one["inner"], one["layer"]
         if inner in counts:
             tensor = _unpermuted(tensor, counts[inner])
         if is_gemma and inner.endswith("norm"):
             tensor = _less_one(tensor)
-        found[theirs.format(number)] = tensor
+        theirs = names[inner] + ("" if inner == "attn_sinks" else one["kind"])
+        found[f"model.layers.{layer}.{theirs}" if layer else theirs] = tensor
     if left:
         raise _refusal(gguf, f"it holds tensors of another model: {shortened(left, 4)}")
     return found
