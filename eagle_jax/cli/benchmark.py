@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from eagle_jax.benchmarks.models import MODELS
 from eagle_jax.benchmarks.random_pairs import open_random
 from eagle_jax.benchmarks.rounds import FIGURES, num_nodes, time_rounds
-from eagle_jax.cli.command import Parser, run_command, say
+from eagle_jax.cli.command import Parser, command, say
 from eagle_jax.cli.pair_flags import add_flags
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings
@@ -45,9 +45,18 @@ _COUNTS = {
 }
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
-    return run_command(lambda: _benchmark(_parse(argv)))
+@command()
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command."""
+    arguments = _parse(argv)
+    for name in _COUNTS:
+        if getattr(arguments, name) < 1:
+            raise InputError(f"{name} = {getattr(arguments, name)} must be at least 1")
+    if arguments.num_nodes < 2:
+        raise InputError("the benchmark drafts: give num_nodes >= 2")
+    if arguments.draft is not None and arguments.target is None:
+        raise InputError("give --target with --draft, or --random alone")
+    _rounds(arguments)
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
@@ -67,18 +76,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     usual = [PairConfig.method]
     add("--methods", nargs="+", choices=methods, default=usual, help=rounds)
     return parser.parse_args(argv)
-
-
-def _benchmark(arguments: argparse.Namespace) -> int:
-    for name in _COUNTS:
-        if getattr(arguments, name) < 1:
-            raise InputError(f"{name} = {getattr(arguments, name)} must be at least 1")
-    if arguments.num_nodes < 2:
-        raise InputError("the benchmark drafts: give num_nodes >= 2")
-    if arguments.draft is not None and arguments.target is None:
-        raise InputError("give --target with --draft, or --random alone")
-    _rounds(arguments)
-    return 0
 
 
 def _open(arguments: argparse.Namespace, method: str) -> Pair:

@@ -12,7 +12,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from eagle_jax.cli.command import Parser, run_command
+from eagle_jax.cli.command import Parser, command
 from eagle_jax.cli.files import check_writable
 from eagle_jax.cli.pair_flags import add_pair_flags, open_measured
 from eagle_jax.cli.progress import progress
@@ -26,29 +26,10 @@ from eagle_jax.methods import METHODS
 _METHODS = [name for name, row in METHODS.items() if row.settings is TreeConfig]
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
-    return run_command(
-        lambda: _calibrate(_parse(argv)),
-        unwritable="cannot write the calibration: {error}",
-    )
-
-
-def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(__doc__)
-    add_pair_flags(parser)
-    add = parser.add_argument
-    what = "the method whose trees are looked at"
-    add("--method", choices=_METHODS, default=PairConfig.method, help=what)
-    names = ("num_nodes", "depth", "width", "max_new_tokens", "batch_size", "dtype")
-    usual = {"num_nodes": 60, "depth": 8, "width": 6, "batch_size": 8}
-    add_settings(parser, PairConfig, *names, usual=usual)
-    output, written = Path("calibration.json"), "the calibration"
-    add("--output", type=Path, default=output, metavar="FILE", help=written)
-    return parser.parse_args(argv)
-
-
-def _calibrate(arguments: argparse.Namespace) -> int:
+@command(unwritable="cannot write the calibration: {error}")
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command."""
+    arguments = _parse(argv)
     check_writable(arguments.output)
     config = join_settings(None, arguments)
     new_tokens = config.request.max_new_tokens
@@ -68,4 +49,17 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     for kind, fitted in fits.items():
         print(f"{kind}: {describe(fitted)}")
     print(f"wrote {arguments.output}")
-    return 0
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser(__doc__)
+    add_pair_flags(parser)
+    add = parser.add_argument
+    what = "the method whose trees are looked at"
+    add("--method", choices=_METHODS, default=PairConfig.method, help=what)
+    names = ("num_nodes", "depth", "width", "max_new_tokens", "batch_size", "dtype")
+    usual = {"num_nodes": 60, "depth": 8, "width": 6, "batch_size": 8}
+    add_settings(parser, PairConfig, *names, usual=usual)
+    output, written = Path("calibration.json"), "the calibration"
+    add("--output", type=Path, default=output, metavar="FILE", help=written)
+    return parser.parse_args(argv)

@@ -18,7 +18,7 @@ import sys
 import time
 from typing import Any
 
-from eagle_jax.cli.command import Parser, run_command, say
+from eagle_jax.cli.command import Parser, command, say
 from eagle_jax.cli.pair_flags import add_flags, open_named
 from eagle_jax.cli.settings import (
     PAIR_GROUPS,
@@ -36,27 +36,10 @@ from eagle_jax.reporting import decimals
 _HELP = "/reset begins anew, /help shows this, Ctrl-C ends an answer, Ctrl-D the chat"
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
-    return run_command(lambda: _chat(_parse(argv)))
-
-
-def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(__doc__)
-    what = "a Hugging Face folder or hub name of a model with a chat template"
-    add_flags(parser, "config")
-    add_flags(parser, "target", required=True, metavar="FOLDER", help=what)
-    add_flags(parser, "draft", "generation-config")
-    parser.add_argument("--system", help="what the system says before a conversation")
-    group = parser.add_argument_group("answers")
-    room = "tokens of an answer; default what there is room for"
-    group.add_argument("--max-new-tokens", type=int, help=room)
-    add_settings(group, PairConfig, *DRAWS, "seed")
-    add_groups(parser, PairConfig, PAIR_GROUPS)
-    return parser.parse_args(argv)
-
-
-def _chat(arguments: argparse.Namespace) -> int:
+@command()
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command."""
+    arguments = _parse(argv)
     config = join_settings(arguments.config, arguments)
     pair = open_named(arguments, config)
     if not pair.tokenizer.chat_template:
@@ -96,7 +79,21 @@ def _chat(arguments: argparse.Namespace) -> int:
                 say(f"error: {error}; /reset begins another conversation")
                 continue
             messages += [asked, {"role": "assistant", "content": answer}]
-    return 0
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser(__doc__)
+    what = "a Hugging Face folder or hub name of a model with a chat template"
+    add_flags(parser, "config")
+    add_flags(parser, "target", required=True, metavar="FOLDER", help=what)
+    add_flags(parser, "draft", "generation-config")
+    parser.add_argument("--system", help="what the system says before a conversation")
+    group = parser.add_argument_group("answers")
+    room = "tokens of an answer; default what there is room for"
+    group.add_argument("--max-new-tokens", type=int, help=room)
+    add_settings(group, PairConfig, *DRAWS, "seed")
+    add_groups(parser, PairConfig, PAIR_GROUPS)
+    return parser.parse_args(argv)
 
 
 def _read_line() -> str | None:

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import functools
 import io
 import os
 import re
@@ -98,7 +99,7 @@ def with_flags(message: str) -> str:
 
 
 def run_command(
-    action: Callable[[], int],
+    action: Callable[[], int | None],
     *,
     unwritable: str = "{error}",
     interrupted: str = "interrupted",
@@ -108,7 +109,7 @@ def run_command(
     Characters that standard output and error cannot show, as in ASCII, are escaped.
 
     Args:
-        action: The command, which returns its exit code.
+        action: The command, which returns its exit code; `None` is 0.
         unwritable: The line for an `OSError`, which `{error}` stands for.
         interrupted: The line for Ctrl-C.
 
@@ -122,7 +123,7 @@ def run_command(
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        return action()
+        return action() or 0
     except InputError as error:
         say(f"error: {with_flags(str(error))}")
         return EXIT_INPUT
@@ -135,6 +136,23 @@ def run_command(
     except KeyboardInterrupt:
         say(interrupted)
         return EXIT_INTERRUPTED
+
+
+def command(**lines: str) -> Callable[[Callable[..., int | None]], Callable[..., int]]:
+    """Makes a function of flags the `main` of a command, which `run_command` runs.
+
+    Args:
+        **lines: The lines for errors, see `run_command`.
+    """
+
+    def decorate(main: Callable[..., int | None]) -> Callable[..., int]:
+        @functools.wraps(main)
+        def run(argv: list[str] | None = None) -> int:
+            return run_command(lambda: main(argv), **lines)
+
+        return run
+
+    return decorate
 
 
 def run_script(main: Callable[[], int]) -> NoReturn:

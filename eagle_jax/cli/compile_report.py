@@ -23,28 +23,15 @@ from eagle_jax.benchmarks.compilation import (
     compile_case,
     has_compiler,
 )
-from eagle_jax.cli.command import Parser, run_command, say
+from eagle_jax.cli.command import Parser, command, say
 from eagle_jax.config import require
 from eagle_jax.errors import InputError
 
 
+@command()
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    return run_command(lambda: _report(_parse(argv)))
-
-
-def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(__doc__)
-    add = parser.add_argument
-    names = ", ".join(map(str, CASES))
-    add("--only", default="", metavar="CASE", help=f"those that begin so: {names}")
-    chosen = "what is compiled of each case"
-    add("--programs", nargs="+", choices=PROGRAMS, default=PROGRAMS, help=chosen)
-    add("--layers", type=int, help="compile as many layers only, to have it quickly")
-    return parser.parse_args(argv)
-
-
-def _report(arguments: argparse.Namespace) -> int:
+    arguments = _parse(argv)
     cases = [case for case in CASES if str(case).startswith(arguments.only)]
     if not cases:
         names = ", ".join(map(str, CASES))
@@ -69,6 +56,17 @@ def _report(arguments: argparse.Namespace) -> int:
         _problems(case, program) for case in cases for program in arguments.programs
     ]
     return 1 if any(found) else 0
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser(__doc__)
+    add = parser.add_argument
+    names = ", ".join(map(str, CASES))
+    add("--only", default="", metavar="CASE", help=f"those that begin so: {names}")
+    chosen = "what is compiled of each case"
+    add("--programs", nargs="+", choices=PROGRAMS, default=PROGRAMS, help=chosen)
+    add("--layers", type=int, help="compile as many layers only, to have it quickly")
+    return parser.parse_args(argv)
 
 
 def _problems(case: Case, program: str) -> list[str]:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_jax import assets
-from eagle_jax.cli.command import Parser, run_command, say
+from eagle_jax.cli.command import Parser, command, say
 from eagle_jax.cli.files import check_folder, read_prompts
 from eagle_jax.cli.pair_flags import add_flags
 from eagle_jax.cli.progress import progress
@@ -55,13 +55,32 @@ _GROUPS = {
 }
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
-    return run_command(
-        lambda: _evaluate(_parse(argv)),
-        unwritable="cannot write the records: {error}",
-        interrupted="interrupted; the same command goes on from here",
+@command(
+    unwritable="cannot write the records: {error}",
+    interrupted="interrupted; the same command goes on from here",
+)
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command."""
+    arguments = _parse(argv)
+    settings = join_settings(arguments.config, arguments)
+    check_folder(arguments.output)
+    runs = make_runs(
+        [parse_method(text, settings) for text in arguments.methods],
+        arguments.temperatures or [settings.request.temperature],
+        arguments.batch_sizes or [settings.batch_size],
     )
+    given = {one.option: getattr(arguments, one.option) for one in WEIGHTS}
+    config = EvaluationConfig(
+        target=arguments.target,
+        drafts={option: folder for option, folder in given.items() if folder},
+        output=arguments.output,
+        template=arguments.template,
+        with_nodes=arguments.with_nodes,
+    )
+    for run in runs:
+        config.draft_of(run.config.method_row)  # Before question files are read.
+    questions = _read_questions(arguments)
+    _print_table(evaluate(config, runs, questions, report=say, progress=progress))
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
@@ -98,29 +117,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
                 setattr(arguments, weights.option, str(weights.embedded))
         arguments.config = arguments.config or CONFIGS / "embedded.toml"
     return arguments
-
-
-def _evaluate(arguments: argparse.Namespace) -> int:
-    settings = join_settings(arguments.config, arguments)
-    check_folder(arguments.output)
-    runs = make_runs(
-        [parse_method(text, settings) for text in arguments.methods],
-        arguments.temperatures or [settings.request.temperature],
-        arguments.batch_sizes or [settings.batch_size],
-    )
-    given = {one.option: getattr(arguments, one.option) for one in WEIGHTS}
-    config = EvaluationConfig(
-        target=arguments.target,
-        drafts={option: folder for option, folder in given.items() if folder},
-        output=arguments.output,
-        template=arguments.template,
-        with_nodes=arguments.with_nodes,
-    )
-    for run in runs:
-        config.draft_of(run.config.method_row)  # Before question files are read.
-    questions = _read_questions(arguments)
-    _print_table(evaluate(config, runs, questions, report=say, progress=progress))
-    return 0
 
 
 def _read_questions(arguments: argparse.Namespace) -> list[Question]:

@@ -27,16 +27,29 @@ from eagle_jax.checkpoints import (
 )
 from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.hub import CALIBRATION_FILE
-from eagle_jax.cli.command import Parser, run_command, say
+from eagle_jax.cli.command import Parser, command, say
 from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart, check_new_folder
 from eagle_jax.heads import OpenHead, export_head, open_head, open_whole
 from eagle_jax.training.head import export_checkpoint
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
-    return run_command(lambda: _open(_parse(argv)))
+@command()
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command."""
+    arguments = _parse(argv)
+    overwrite, source = arguments.overwrite, arguments.checkpoint
+    if source is None:
+        source = resolve(arguments.head)
+    check_apart(arguments.output, source)
+    check_new_folder(arguments.output, overwrite=overwrite, is_ours=is_export)
+    if arguments.checkpoint is None:
+        _export(arguments, source)
+        return
+    with tempfile.TemporaryDirectory() as place:
+        head = Path(place) / "head"
+        export_checkpoint(arguments.checkpoint, head)
+        _export(arguments, head)
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
@@ -69,21 +82,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _open(arguments: argparse.Namespace) -> int:
-    overwrite, source = arguments.overwrite, arguments.checkpoint
-    if source is None:
-        source = resolve(arguments.head)
-    check_apart(arguments.output, source)
-    check_new_folder(arguments.output, overwrite=overwrite, is_ours=is_export)
-    if arguments.checkpoint is None:
-        return _export(arguments, source)
-    with tempfile.TemporaryDirectory() as place:
-        head = Path(place) / "head"
-        export_checkpoint(arguments.checkpoint, head)
-        return _export(arguments, head)
-
-
-def _export(arguments: argparse.Namespace, folder: Path) -> int:
+def _export(arguments: argparse.Namespace, folder: Path) -> None:
     output: Path = arguments.output
     given = arguments.checkpoint or arguments.head
     target = None if arguments.target is None else resolve(arguments.target)
@@ -118,7 +117,6 @@ def _export(arguments: argparse.Namespace, folder: Path) -> int:
     export_head(output, head.head, params, how, arguments.prefix)
     files = ", ".join(sorted(path.name for path in output.iterdir()))
     print(f"wrote {output}: {files}; weights in {stored}")
-    return 0
 
 
 def _copy_calibration(head: Path, new: Path) -> None:

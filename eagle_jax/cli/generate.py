@@ -16,7 +16,7 @@ import jax
 
 from eagle_jax import assets
 from eagle_jax.cli import page, results
-from eagle_jax.cli.command import EXIT_INTERRUPTED, Parser, run_command, say
+from eagle_jax.cli.command import EXIT_INTERRUPTED, Parser, command, say
 from eagle_jax.cli.comparison import compare
 from eagle_jax.cli.files import check_writable
 from eagle_jax.cli.pair_flags import (
@@ -46,11 +46,68 @@ _EMBEDDED_PROMPT, _DEFAULT_PROMPT = "def main():", "Once upon a time"
 _BRANCHING = {"num_nodes": 26, "depth": 6, "width": 4}
 
 
+@command(unwritable="cannot write the results: {error}")
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    return run_command(
-        lambda: _generate(_parse(argv)), unwritable="cannot write the results: {error}"
+    arguments = _parse(argv)
+    _join_processes(arguments)
+    given = take_request(arguments)
+    config = join_settings(arguments.config, arguments)
+    _check(arguments, config)
+    pair = open_named(arguments, config, mesh_shape(arguments))
+    shared, prompts, texts = read_requests(arguments, pair, given)
+    if pair.draft is not None:
+        say(f"{arguments.draft} holds {pair.draft.description}")
+    if arguments.target == str(assets.TARGET):
+        say(
+            "the embedded pair: a small model that was trained on Python's library "
+            "and writes plausible, not working, Python"
+        )
+    say(f"loading {arguments.target}")
+    if len({text.request.grammar for text in texts}) > 1:
+        raise InputError(
+            "the prompts' settings hold several constraints; give one `regex` or "
+            "`json_schema` per command"
+        )
+    for text in texts:
+        text.is_watched = arguments.stream
+        text.keeps_rounds = arguments.trace or _draws(arguments)
+    engine = empty_engine_for(pair, texts, config.batch_size)
+    say("compiling")
+    session = Session(
+        engine,
+        prompts,
+        texts,
+        show_tree=arguments.show_tree,
+        is_chat=arguments.chat,
     )
+    session.warm_up()
+    say(f"compiled in {session.compile_seconds:.1f} s")
+    unshown: OSError | None = None
+    try:
+        finished = session.decode_all()
+    except OSError as error:  # The reader may have stopped; results come first.
+        finished, unshown = False, error
+    sums = session.totals()
+    if arguments.compare and finished:
+        is_sampled = any(text.request.temperature > 0 for text in texts)
+        is_other = is_sampled and config.acceptance == "rejection"
+        compared = compare(session, pair.with_drafter(None), is_other=is_other)
+        finished, sums = compared is not None, sums | (compared or {})
+
+    heat = max(text.request.temperature for text in texts)
+    shared = dataclasses.replace(shared, temperature=heat)
+    decoded = {"runs": session.runs, "totals": sums}
+    _write(arguments, _conditions(arguments, engine, shared) | decoded, pair.tokenizer)
+    if unshown is not None:
+        raise unshown
+    print(results.summary(sums))
+    if reason := results.explain_speedup(sums):
+        say(reason)
+    if finished:
+        return 0
+    say("interrupted")
+    return EXIT_INTERRUPTED
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
@@ -126,67 +183,6 @@ def _check(arguments: argparse.Namespace, config: PairConfig) -> None:
             f"--stream shows one text at a time, but batch_size = "
             f"{config.batch_size}; leave out one of them"
         )
-
-
-def _generate(arguments: argparse.Namespace) -> int:
-    _join_processes(arguments)
-    given = take_request(arguments)
-    config = join_settings(arguments.config, arguments)
-    _check(arguments, config)
-    pair = open_named(arguments, config, mesh_shape(arguments))
-    shared, prompts, texts = read_requests(arguments, pair, given)
-    if pair.draft is not None:
-        say(f"{arguments.draft} holds {pair.draft.description}")
-    if arguments.target == str(assets.TARGET):
-        say(
-            "the embedded pair: a small model that was trained on Python's library "
-            "and writes plausible, not working, Python"
-        )
-    say(f"loading {arguments.target}")
-    if len({text.request.grammar for text in texts}) > 1:
-        raise InputError(
-            "the prompts' settings hold several constraints; give one `regex` or "
-            "`json_schema` per command"
-        )
-    for text in texts:
-        text.is_watched = arguments.stream
-        text.keeps_rounds = arguments.trace or _draws(arguments)
-    engine = empty_engine_for(pair, texts, config.batch_size)
-    say("compiling")
-    session = Session(
-        engine,
-        prompts,
-        texts,
-        show_tree=arguments.show_tree,
-        is_chat=arguments.chat,
-    )
-    session.warm_up()
-    say(f"compiled in {session.compile_seconds:.1f} s")
-    unshown: OSError | None = None
-    try:
-        finished = session.decode_all()
-    except OSError as error:  # The reader may have stopped; results come first.
-        finished, unshown = False, error
-    sums = session.totals()
-    if arguments.compare and finished:
-        is_sampled = any(text.request.temperature > 0 for text in texts)
-        is_other = is_sampled and config.acceptance == "rejection"
-        compared = compare(session, pair.with_drafter(None), is_other=is_other)
-        finished, sums = compared is not None, sums | (compared or {})
-
-    heat = max(text.request.temperature for text in texts)
-    shared = dataclasses.replace(shared, temperature=heat)
-    decoded = {"runs": session.runs, "totals": sums}
-    _write(arguments, _conditions(arguments, engine, shared) | decoded, pair.tokenizer)
-    if unshown is not None:
-        raise unshown
-    print(results.summary(sums))
-    if reason := results.explain_speedup(sums):
-        say(reason)
-    if finished:
-        return 0
-    say("interrupted")
-    return EXIT_INTERRUPTED
 
 
 def _draws(arguments: argparse.Namespace) -> bool:

@@ -14,7 +14,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from eagle_jax.cli.command import Parser, run_command, say
+from eagle_jax.cli.command import Parser, command, say
 from eagle_jax.cli.files import DATA, check_writable
 from eagle_jax.cli.pair_flags import add_flags
 from eagle_jax.cli.progress import progress
@@ -23,12 +23,17 @@ from eagle_jax.engine.config import PairConfig
 from eagle_jax.training.regenerate import RegenerateJob, regenerate_file
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
-    return run_command(
-        lambda: _run(_parse(argv)),
-        interrupted="interrupted; the same command goes on from here",
-    )
+@command(interrupted="interrupted; the same command goes on from here")
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command."""
+    arguments = _parse(argv)
+    config = join_settings(None, arguments)
+    output = arguments.output
+    check_writable(output)
+    names = (field.name for field in dataclasses.fields(RegenerateJob))
+    job = RegenerateJob(**{name: getattr(arguments, name) for name in names})
+    counts = regenerate_file(job, config, report=say, progress=progress)
+    print(f"{output} | {'complete' if counts is None else counts}")
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
@@ -49,14 +54,3 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     usual = {"max_new_tokens": 512, "batch_size": 16}
     add_settings(parser, PairConfig, *names.split(), usual=usual)
     return parser.parse_args(argv)
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    config = join_settings(None, arguments)
-    output = arguments.output
-    check_writable(output)
-    names = (field.name for field in dataclasses.fields(RegenerateJob))
-    job = RegenerateJob(**{name: getattr(arguments, name) for name in names})
-    counts = regenerate_file(job, config, report=say, progress=progress)
-    print(f"{output} | {'complete' if counts is None else counts}")
-    return 0

@@ -9,20 +9,16 @@ together.
 
 from pathlib import Path
 
-from eagle_jax.cli.command import Parser, run_command
+from eagle_jax.cli.command import Parser, command
 from eagle_jax.cli.files import check_folder
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.report import write_report
 from eagle_jax.evaluation.runs import read_runs
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
-    unwritable = "cannot read the records or write the report: {error}"
-    return run_command(lambda: _report(argv), unwritable=unwritable)
-
-
-def _report(argv: list[str] | None) -> int:
+@command(unwritable="cannot read the records or write the report: {error}")
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command."""
     parser = Parser(__doc__)
     add = parser.add_argument
     records = "what eagle-jax evaluate wrote"
@@ -36,4 +32,3 @@ def _report(argv: list[str] | None) -> int:
     check_folder(output)
     runs = read_runs(arguments.folders)
     print(write_report(runs, output))
-    return 0

@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-from eagle_jax.cli.command import Parser, run_command, say
+from eagle_jax.cli.command import Parser, command, say
 from eagle_jax.cli.pair_flags import add_flags, choose_embedded, open_named
 from eagle_jax.cli.settings import PAIR_GROUPS, add_groups, join_settings
 from eagle_jax.config import DRAWS, require
@@ -24,37 +24,10 @@ from eagle_jax.parallel import parse_mesh
 _GROUPS = {"where a request says nothing": " ".join(DRAWS)}
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
-    return run_command(lambda: _serve(_parse(argv)), unwritable="cannot serve: {error}")
-
-
-def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(__doc__)
-    add = parser.add_argument
-    add_flags(parser, "config", "target", "draft", "generation-config")
-    add("--served-model-name", metavar="NAME", help="default the target's folder")
-    add("--host", default="127.0.0.1", help="any but this machine needs --api-key")
-    add("--port", type=int, default=8000, help="0 for any that is free")
-    add("--api-key", help="what clients must know; better in EAGLE_JAX_API_KEY")
-    add("--batch-size", type=int, default=8, help="texts written together")
-    add("--max-waiting", type=int, default=64, help="texts that may wait beside them")
-    add("--max-body", type=int, default=4 * 2**20, help="bytes of a request")
-    grace = "seconds that texts are given to end after SIGTERM or Ctrl-C"
-    add("--grace", type=float, default=30.0, help=grace)
-    log = "tell each request in a line: status, tokens read and made, seconds"
-    add("--log-requests", action="store_true", help=log)
-    add("--mesh", metavar="SIZES", help="use all devices, such as data=2,tensor=4")
-    add_groups(parser, PairConfig, _GROUPS | PAIR_GROUPS)
-    arguments = parser.parse_args(argv)
-    if arguments.api_key is None:  # No default: the help would show it.
-        arguments.api_key = os.environ.get("EAGLE_JAX_API_KEY")
-    if choose_embedded(arguments):
-        arguments.served_model_name = arguments.served_model_name or "embedded"
-    return arguments
-
-
-def _serve(arguments: argparse.Namespace) -> int:
+@command(unwritable="cannot serve: {error}")
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command."""
+    arguments = _parse(argv)
     config = join_settings(arguments.config, arguments)
     try:
         from eagle_jax.serve.app import ServeConfig, make_app
@@ -95,7 +68,31 @@ def _serve(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
         # Python's own end would crash in the thread that still runs.
         os._exit(0)
-    return 0
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser(__doc__)
+    add = parser.add_argument
+    add_flags(parser, "config", "target", "draft", "generation-config")
+    add("--served-model-name", metavar="NAME", help="default the target's folder")
+    add("--host", default="127.0.0.1", help="any but this machine needs --api-key")
+    add("--port", type=int, default=8000, help="0 for any that is free")
+    add("--api-key", help="what clients must know; better in EAGLE_JAX_API_KEY")
+    add("--batch-size", type=int, default=8, help="texts written together")
+    add("--max-waiting", type=int, default=64, help="texts that may wait beside them")
+    add("--max-body", type=int, default=4 * 2**20, help="bytes of a request")
+    grace = "seconds that texts are given to end after SIGTERM or Ctrl-C"
+    add("--grace", type=float, default=30.0, help=grace)
+    log = "tell each request in a line: status, tokens read and made, seconds"
+    add("--log-requests", action="store_true", help=log)
+    add("--mesh", metavar="SIZES", help="use all devices, such as data=2,tensor=4")
+    add_groups(parser, PairConfig, _GROUPS | PAIR_GROUPS)
+    arguments = parser.parse_args(argv)
+    if arguments.api_key is None:  # No default: the help would show it.
+        arguments.api_key = os.environ.get("EAGLE_JAX_API_KEY")
+    if choose_embedded(arguments):
+        arguments.served_model_name = arguments.served_model_name or "embedded"
+    return arguments
 
 
 def _check(arguments: argparse.Namespace) -> None:

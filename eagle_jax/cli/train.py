@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from eagle_jax.checkpoints.hub import CALIBRATION_FILE
-from eagle_jax.cli.command import Parser, run_command, say
+from eagle_jax.cli.command import Parser, command, say
 from eagle_jax.cli.files import DATA
 from eagle_jax.cli.pair_flags import add_flags
 from eagle_jax.cli.processes import add_mesh_flags, join, mesh_shape, print_once
@@ -59,23 +59,18 @@ _GROUPS = {
 }
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
-
-    def run() -> int:
-        arguments = _parse(argv)
-        join(arguments)
-        print_once()
-        config = _config(arguments)
-        is_first = jax.process_index() == 0
-        with writing_run(arguments.output) if is_first else contextlib.nullcontext():
-            return _train(arguments, config)
-
-    return run_command(
-        run,
-        unwritable="{error}; a run that has begun goes on with --resume",
-        interrupted="interrupted; --resume goes on from the last checkpoint",
-    )
+@command(
+    unwritable="{error}; a run that has begun goes on with --resume",
+    interrupted="interrupted; --resume goes on from the last checkpoint",
+)
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command."""
+    arguments = _parse(argv)
+    join(arguments)
+    is_first = print_once()
+    config = _config(arguments)
+    with writing_run(arguments.output) if is_first else contextlib.nullcontext():
+        _train(arguments, config, is_first=is_first)
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
@@ -122,8 +117,9 @@ def _config(arguments: argparse.Namespace) -> TrainConfig:
     return with_flags(config, arguments)
 
 
-def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
-    is_first = jax.process_index() == 0
+def _train(
+    arguments: argparse.Namespace, config: TrainConfig, *, is_first: bool
+) -> None:
     shown: dict[str, Any] = {"report": say, "progress": progress} if is_first else {}
     arguments.mesh = mesh_shape(arguments)
     names = (field.name for field in dataclasses.fields(TrainJob))
@@ -144,7 +140,6 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
             f"--checkpoint {folder / str(steps[-1])} --output FOLDER"
         )
     print(f"{trained.head} | {trained.summary}")
-    return 0
 
 
 def _calibrate(target: str, trained: Trained) -> None:

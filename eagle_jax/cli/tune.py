@@ -19,7 +19,7 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from eagle_jax.cli.command import Parser, run_command
+from eagle_jax.cli.command import Parser, command
 from eagle_jax.cli.files import check_writable
 from eagle_jax.cli.pair_flags import add_pair_flags, open_measured
 from eagle_jax.cli.progress import progress
@@ -39,37 +39,10 @@ from eagle_jax.files import write_whole
 from eagle_jax.methods import METHODS
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
-    return run_command(
-        lambda: _tune(_parse(argv)), unwritable="cannot write the settings: {error}"
-    )
-
-
-def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(__doc__)
-    add_pair_flags(parser)
-    add = parser.add_argument
-    tried = [name for name, row in METHODS.items() if row.trials]
-    what = "the method whose settings are tried"
-    add("--method", choices=tried, default=PairConfig.method, help=what)
-    origin = "of eagle-jax calibrate; default the head's own, none for none"
-    add("--calibration", metavar="FILE", help=origin)
-    names = ("draft_vocabulary", "batch_size", "dtype", "max_new_tokens", "temperature")
-    usual = {"max_new_tokens": 64, "temperature": 0.0}
-    add_settings(parser, PairConfig, *names, usual=usual)
-    add("--num-prompts", type=int, default=16, help="take as many, evenly spread")
-    form = (
-        'only these, in the form of the table that it prints, such as "8/7/1 60/6/10"'
-    )
-    add("--grid", metavar="SETTINGS", help=form)
-    add("--repeats", type=int, default=2, help="measurements before a half is dropped")
-    output, written = Path("tuned.toml"), "the settings, for --config"
-    add("--output", type=Path, default=output, metavar="FILE", help=written)
-    return parser.parse_args(argv)
-
-
-def _tune(arguments: argparse.Namespace) -> int:
+@command(unwritable="cannot write the settings: {error}")
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command."""
+    arguments = _parse(argv)
     check_writable(arguments.output)
     for name, least in (("num_prompts", 1), ("repeats", 1), ("max_new_tokens", 2)):
         value, flag = getattr(arguments, name), "--" + name.replace("_", "-")
@@ -99,7 +72,29 @@ def _tune(arguments: argparse.Namespace) -> int:
     write_whole(arguments.output, settings_file(trials[0], config, comments))
     print(verdict(trials[0], config.method_row))
     print(f"wrote {arguments.output}, for eagle-jax generate --config")
-    return 0
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser(__doc__)
+    add_pair_flags(parser)
+    add = parser.add_argument
+    tried = [name for name, row in METHODS.items() if row.trials]
+    what = "the method whose settings are tried"
+    add("--method", choices=tried, default=PairConfig.method, help=what)
+    origin = "of eagle-jax calibrate; default the head's own, none for none"
+    add("--calibration", metavar="FILE", help=origin)
+    names = ("draft_vocabulary", "batch_size", "dtype", "max_new_tokens", "temperature")
+    usual = {"max_new_tokens": 64, "temperature": 0.0}
+    add_settings(parser, PairConfig, *names, usual=usual)
+    add("--num-prompts", type=int, default=16, help="take as many, evenly spread")
+    form = (
+        'only these, in the form of the table that it prints, such as "8/7/1 60/6/10"'
+    )
+    add("--grid", metavar="SETTINGS", help=form)
+    add("--repeats", type=int, default=2, help="measurements before a half is dropped")
+    output, written = Path("tuned.toml"), "the settings, for --config"
+    add("--output", type=Path, default=output, metavar="FILE", help=written)
+    return parser.parse_args(argv)
 
 
 def _trees(arguments: argparse.Namespace, config: PairConfig) -> Sequence[Any]:
