@@ -11,10 +11,8 @@ from eagle_jax.config import CONFIGS
 from eagle_jax.engine import Pair, PairConfig, load_pair
 from eagle_jax.engine.calls import check_memory
 from eagle_jax.errors import InputError
-from eagle_jax.methods import Method
 from eagle_jax.parallel import MeshShape
 
-_HALF = "give --target FOLDER with --draft FOLDER, or neither for the embedded pair"
 _EMBEDDED_PROMPTS = Path(assets.__file__).parent / "prompts.json"
 
 
@@ -50,7 +48,8 @@ def choose_embedded(arguments: argparse.Namespace) -> bool:
     is_embedded = arguments.target is None and arguments.draft is None
     if is_embedded:
         arguments.target = str(assets.TARGET)
-        arguments.config = arguments.config or CONFIGS / "embedded.toml"
+        if "config" in arguments:  # Measurements have settings of their own.
+            arguments.config = arguments.config or CONFIGS / "embedded.toml"
     return is_embedded
 
 
@@ -63,7 +62,7 @@ def open_named(
 
     Args:
         arguments: The flags; where `target` is that of the embedded pair, `draft` is
-            filled in.
+            filled in. Without `generation_config` the target's own is not read.
         config: All settings.
         mesh: The shape of the mesh, see `load_pair`.
 
@@ -75,14 +74,16 @@ def open_named(
     if is_embedded and arguments.draft is None and weights is not None:
         arguments.draft = weights.embedded and str(weights.embedded)
     if arguments.target is None:
-        raise InputError(_HALF)
+        raise InputError(
+            "give --target FOLDER with --draft FOLDER, or neither for the embedded pair"
+        )
     return load_pair(
         arguments.target,
         arguments.draft,
         config,
         mesh=mesh,
         is_lazy=True,
-        generation_config=arguments.generation_config,
+        generation_config=getattr(arguments, "generation_config", "none"),
     )
 
 
@@ -104,14 +105,11 @@ def open_measured(
     Raises:
         InputError: If a part of the pair is missing, or there are too few prompts.
     """
-    _complete(arguments, config.method_row)
-    pair = load_pair(
-        arguments.target,
-        arguments.draft,
-        config,
-        is_lazy=True,
-        generation_config="none",
-    )
+    if choose_embedded(arguments):
+        arguments.prompts = arguments.prompts or _EMBEDDED_PROMPTS
+    if arguments.prompts is None:
+        raise InputError("give --prompts FILE: what is measured depends on the text")
+    pair = open_named(arguments, config)
     new_tokens = config.request.max_new_tokens
     check_memory(pair, batch_size=config.batch_size, max_length=1 + new_tokens)
     positions = pair.max_positions
@@ -133,17 +131,3 @@ def open_measured(
         say(f"warning: {missing} prompts of over {longest} tokens are left out")
     say(f"loading {arguments.target}")
     return pair, fitting
-
-
-def _complete(arguments: argparse.Namespace, method: Method) -> None:
-    """Fills in the embedded pair where none is named, and refuses half a pair."""
-    weights = method.weights
-    has_embedded = weights is None or weights.embedded is not None
-    if has_embedded and arguments.target is None and arguments.draft is None:
-        arguments.target = str(assets.TARGET)
-        arguments.draft = weights and str(weights.embedded)
-        arguments.prompts = arguments.prompts or _EMBEDDED_PROMPTS
-    if arguments.target is None:
-        raise InputError(_HALF)
-    if arguments.prompts is None:
-        raise InputError("give --prompts FILE: what is measured depends on the text")

@@ -74,7 +74,7 @@ _CASES = [
     ("benchmark --methods small-model", "give --target FOLDER and --draft FOLDER"),
     ("benchmark --draft head", "give --target with --draft"),
     ("calibrate --output /dev/full", _FULL),
-    (f"calibrate {_TARGET} --prompts one.json", "method eagle2 needs --draft"),
+    ("calibrate --target nowhere --prompts one.json", "method eagle2 needs --draft"),
     ("calibrate --depth 0", "--depth = 0 must be at least 1"),
     ("calibrate --max-new-tokens 1", "--max-new-tokens = 1 must be at least 2"),
     (f"export {_HEAD} --output /proc/out", "cannot write /proc/out"),
