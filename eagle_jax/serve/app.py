@@ -6,8 +6,8 @@ import dataclasses
 import hmac
 import ipaddress
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -55,9 +55,12 @@ def make_app(driver: Driver, config: ServeConfig) -> Starlette:
         max_length=driver.max_length,
         max_texts=driver.max_texts,
     )
-    posts = {"/v1/completions": False, "/v1/chat/completions": True}
     started = int(time.time())
     lock = asyncio.Lock()
+
+    def texts(path: str, *, is_chat: bool) -> Route:
+        answers = _Texts(driver, reader, config.max_body, is_chat, lock)
+        return Route(path, answers, methods=["POST"])
 
     async def health(request: Request) -> JSONResponse:
         if driver.is_alive:
@@ -88,14 +91,8 @@ def make_app(driver: Driver, config: ServeConfig) -> Starlette:
 
     return Starlette(
         routes=[
-            *(
-                Route(
-                    path,
-                    _Texts(driver, reader, config.max_body, is_chat, lock),
-                    methods=["POST"],
-                )
-                for path, is_chat in posts.items()
-            ),
+            texts("/v1/completions", is_chat=False),
+            texts("/v1/chat/completions", is_chat=True),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", models),
             Route("/health", health),
@@ -105,11 +102,9 @@ def make_app(driver: Driver, config: ServeConfig) -> Starlette:
             Middleware(_logged, tell=config.log),
             Middleware(_Guard, api_key=config.api_key),
         ],
-        exception_handlers={
-            InputError: _answer_error,
-            HTTPException: _answer_http_error,
-            Exception: _answer_error,
-        },
+        exception_handlers=dict.fromkeys(
+            (InputError, HTTPException, Exception), _answer_error
+        ),
         lifespan=lifespan,
     )
 
@@ -144,7 +139,7 @@ class _Texts:
                     await JSONResponse(answer.whole(texts))(scope, receive, send)
                 return
             # What is refused late has its own status, as long as nothing was sent.
-            first = await _unless_gone(receive, _next(pieces))
+            first = await _unless_gone(receive, anext(pieces))
             if first is not None:
                 events = answer.events(_joined(first, pieces))
                 headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -261,16 +256,14 @@ async def _read_body(request: Request, most: int) -> bytes:
     return bytes(body)
 
 
-async def _unless_gone(
-    receive: Receive, waited: Coroutine[Any, Any, Found]
-) -> Found | None:
+async def _unless_gone(receive: Receive, waited: Awaitable[Found]) -> Found | None:
     """Returns what is waited for, `None` as soon as the client has hung up."""
 
     async def hang_up() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    gone, found = asyncio.create_task(hang_up()), asyncio.create_task(waited)
+    gone, found = asyncio.create_task(hang_up()), asyncio.ensure_future(waited)
     try:
         await asyncio.wait({gone, found}, return_when=asyncio.FIRST_COMPLETED)
         return found.result() if found.done() else None
@@ -284,10 +277,6 @@ async def _all(pieces: AsyncIterator[Piece]) -> list[Piece]:
     return sorted([piece async for piece in pieces], key=lambda piece: piece.index)
 
 
-async def _next(pieces: AsyncIterator[Piece]) -> Piece:
-    return await anext(pieces)
-
-
 async def _joined(first: Piece, rest: AsyncIterator[Piece]) -> AsyncIterator[Piece]:
     yield first
     async for piece in rest:
@@ -295,10 +284,7 @@ async def _joined(first: Piece, rest: AsyncIterator[Piece]) -> AsyncIterator[Pie
 
 
 async def _answer_error(request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, HTTPException):
+        told = f"{request.method} {request.url.path}: {error.detail}"
+        error = ServeError(told, error.status_code)
     return error_response(error)
-
-
-async def _answer_http_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    told = f"{request.method} {request.url.path}: {error.detail}"
-    return error_response(ServeError(told, error.status_code))
