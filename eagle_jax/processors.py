@@ -17,7 +17,7 @@ from flax import struct
 
 from eagle_jax.config import require, require_counts
 from eagle_jax.errors import InputError
-from eagle_jax.parsing import check_type
+from eagle_jax.parsing import check_type, hints_of
 
 NO_TOKEN = -1
 """The padding of lists of tokens, which equals no token."""
@@ -58,11 +58,10 @@ class ProcessorConfig:
 
     def __post_init__(self) -> None:
         """Refuses values out of range, and makes tuples, which have a hash."""
-        for name, kind in (
-            *((f"{name}_penalty", float) for name in _PENALTIES),
-            *(("no_repeat_ngram_size", int), ("min_new_tokens", int)),
-        ):
-            object.__setattr__(self, name, check_type(kind, getattr(self, name), name))
+        for name, kind in hints_of(ProcessorConfig).items():
+            if kind in (int, float):
+                value = check_type(kind, getattr(self, name), name)
+                object.__setattr__(self, name, value)
         factor = self.repetition_penalty
         is_factor = 2.0**-126 <= factor < 2.0**128
         require(is_factor, "repetition_penalty", factor, "above 0 and finite")
@@ -145,12 +144,7 @@ def make_processors(
     if all(config.is_off for config in every):
         return None
     arrays = _numbers(every) | _lists(every)
-    return Processors(
-        **{
-            name: None if array is None else jnp.asarray(array[:-1])
-            for name, array in arrays.items()
-        }
-    )
+    return Processors(**jax.tree.map(lambda x: jnp.asarray(x[:-1]), arrays))
 
 
 def _numbers(every: Sequence[ProcessorConfig]) -> dict[str, np.ndarray | None]:
@@ -162,12 +156,11 @@ def _numbers(every: Sequence[ProcessorConfig]) -> dict[str, np.ndarray | None]:
         return np.array([getattr(x, name) for x in every], dtype)
 
     sizes = column("no_repeat_ngram_size", np.int32)
+    ngram = None if sizes is None else np.arange(_bucket(sizes.max())) < sizes[:, None]
     return {
         **{name: column(f"{name}_penalty", np.float32) for name in _PENALTIES},
         "min_new_tokens": column("min_new_tokens", np.int32),
-        "ngram": None
-        if sizes is None
-        else np.arange(_bucket(sizes.max())) < sizes[:, None],
+        "ngram": ngram,
     }
 
 
