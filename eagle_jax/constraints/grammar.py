@@ -70,11 +70,8 @@ except Exception as error:
 
 
 def compile_grammar(
-    tokenizer: Any,
-    stop_tokens: Sequence[int],
-    vocab_size: int,
-    given: str | None,
-) -> AutomatonParams | None:
+    tokenizer: Any, stop_tokens: Sequence[int], vocab_size: int, given: str
+) -> AutomatonParams:
     """Returns the automaton of the texts that match as a whole.
 
     Stop tokens are allowed where a text matches, other special tokens and U+0000
@@ -87,18 +84,13 @@ def compile_grammar(
         given: A JSON list, `Request.grammar`: a regular expression in the syntax
             of Rust's regex-automata, without look-around, back references and anchors,
             and a JSON schema, as text or as the object that it describes; one of them
-            is null. `None` for any text.
-
-    Returns:
-        The tables, `None` for any text.
+            is null.
 
     Raises:
         InputError: If the library refuses it or is not installed, a schema has a
             keyword that is not supported, the automaton is too large, or the tokenizer
             cannot write its texts.
     """
-    if given is None:
-        return None
     stops = tuple(token for token in stop_tokens if token < vocab_size)
     if not stops:
         raise InputError(

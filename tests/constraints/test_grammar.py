@@ -47,6 +47,7 @@ def compiled(
 ) -> Any:
     known = named.pop("tokenizer", None) or sentencepiece()
     given = Request(regex=regex, **named).grammar
+    assert given is not None
     return grammar.compile_grammar(known, stops, 40, given)
 
 
