@@ -223,11 +223,8 @@ def follow(guide: Guide | None, tokens: jax.Array, count: jax.Array) -> Any:
 
 def _take(states: Any, places: jax.Array) -> Any:
     """Returns the states `[B, M, ...]` at some places, `[B, M]` int32, of `[B, R]`."""
-
-    def take(leaf: jax.Array) -> jax.Array:
-        return jax.vmap(lambda row, index: row[index])(leaf, places)
-
-    return jax.tree.map(take, states)
+    take = jax.vmap(lambda row, index: row[index])
+    return jax.tree.map(lambda leaf: take(leaf, places), states)
 
 
 def _where(condition: jax.Array, yes: Any, no: Any) -> Any:
