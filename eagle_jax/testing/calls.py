@@ -109,15 +109,19 @@ class Call:
         texts: The tokens that are committed in each row.
         tokens: `[B, T]` int, the new tokens.
         parents: `[B][T]`, the parent of each, -1 for the first and for padding.
-        is_causal: Whether the mask is `None`; every row is a chain then.
         longest: The tokens to which texts are padded that judge it.
     """
 
     texts: list[list[int]]
     tokens: np.ndarray
     parents: Sequence[Sequence[int]]
-    is_causal: bool = False
     longest: int = LONGEST
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether every row is a chain: the mask is `None` then."""
+        chain = [*range(-1, self.tokens.shape[1] - 1)]
+        return all([*row] == chain for row in self.parents)
 
     @property
     def is_node(self) -> np.ndarray:

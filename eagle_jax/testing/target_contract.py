@@ -124,7 +124,7 @@ def _check_caches(target: Target) -> None:
 
 def _check_reading(caller: Caller) -> None:
     """Checks the judge: a text that is read causally, by one call without a cache."""
-    changed, call = 3, _new_tokens(caller, [[]] * ROWS, _chains(LONGEST), True)
+    changed, call = 3, _new_tokens(caller, [[]] * ROWS, _chains(LONGEST))
     text = call.tokens[0].tolist()
     other = call.with_token(0, changed, caller.vocab_size).tokens[0].tolist()
     logits, _ = caller.read([text, other])
@@ -146,20 +146,20 @@ def _check_rounds(caller: Caller) -> None:
     """Reads prompts, verifies and commits trees, reads on, and lets the cache grow."""
     nothing = caller.target.init_cache(ROWS, 0)
     cache = caller.target.init_cache(ROWS, LONGEST)
-    call = _new_tokens(caller, [[]] * ROWS, _chains(5), True)
+    call = _new_tokens(caller, [[]] * ROWS, _chains(5))
     _check_call(caller, call, nothing, None)
     paths = np.tile(np.arange(5), (ROWS, 1))
     done = Commit(call, nothing, cache, paths, np.array([4, 2, 5]))
     for turn, count in enumerate(([2, 0, 3], [3, 1, 0])):
         cache = done.run(caller)
         trees = np.roll(_TREES, turn, axis=0)
-        call = _new_tokens(caller, done.texts, trees.tolist(), False)
+        call = _new_tokens(caller, done.texts, trees.tolist())
         _check_call(caller, call, cache, done)
         paths = np.roll(_PATHS, turn, axis=0)
         done = Commit(call, cache, cache, paths, np.array(count))
     cache = done.run(caller)
     for length in (3, 1):
-        call = _new_tokens(caller, done.texts, _chains(length), True)
+        call = _new_tokens(caller, done.texts, _chains(length))
         _check_call(caller, call, cache, done)
     larger = caller.target.init_cache(ROWS, 2 * LONGEST)
     grown = jax.tree.map(fill, larger, cache)
@@ -187,9 +187,7 @@ def _check_large_calls(caller: Caller, longest: int) -> None:
             f"{caller.name}.forward with mask None leads to logits that are NaN in a "
             f"text of {longest} tokens; give `num_positions` if the model has fewer",
         )
-        call = Call(
-            texts=[[]] * ROWS, tokens=prompts, parents=_chains(longest), is_causal=True
-        )
+        call = Call(texts=[[]] * ROWS, tokens=prompts, parents=_chains(longest))
         done = Commit(call, nothing, empty, every, np.array(lengths))
         for _ in range(2):
             cache = done.run(caller)
@@ -333,15 +331,12 @@ def _chains(length: int) -> list[list[int]]:
 
 
 def _new_tokens(
-    caller: Caller,
-    texts: list[list[int]],
-    parents: Sequence[Sequence[int]],
-    is_causal: bool,
+    caller: Caller, texts: list[list[int]], parents: Sequence[Sequence[int]]
 ) -> Call:
     """Returns a call over tokens that differ from row to row and among siblings."""
     starts = [[len(text) + 2 * row + 1] for row, text in enumerate(texts)]
     tokens = (np.array(starts) + np.arange(len(parents[0]))) % caller.vocab_size
-    return Call(texts=texts, tokens=tokens, parents=parents, is_causal=is_causal)
+    return Call(texts=texts, tokens=tokens, parents=parents)
 
 
 def _check_copies(target: Target, params: Any, vocab_size: int) -> None:
