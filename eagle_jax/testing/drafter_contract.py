@@ -221,9 +221,8 @@ def _check_draws(decoder: Decoder, params: Params, vocab_size: int) -> bool:
     allowed = np.sqrt(2 * exponent * variance) + 2 / 3 * exponent
     worst = int(np.argmax(np.abs(excess) / allowed))
     node, token = divmod(worst, excess.shape[1])
-    by, which = excess[node, token], f"token {token}"
-    if token == vocab_size:
-        which = "likely tokens"
+    by = excess[node, token]
+    which = "likely tokens" if token == vocab_size else f"token {token}"
     check(
         bool((np.abs(excess) <= allowed).all()),
         f"{type(drafter).__name__}.propose: node {node} is not drawn from the "

@@ -60,12 +60,8 @@ def count_collectives(lines: Sequence[str]) -> dict[str, int]:
 
     An asynchronous instruction counts where it starts.
     """
-    found: collections.Counter[str] = collections.Counter()
-    for line in lines:
-        name = _operation_of(line)[1].removesuffix("-start")
-        if name in COLLECTIVES:
-            found[name] += 1
-    return dict(found)
+    names = (_operation_of(line)[1].removesuffix("-start") for line in lines)
+    return dict(collections.Counter(name for name in names if name in COLLECTIVES))
 
 
 def moved_bytes(lines: Sequence[str]) -> int:
@@ -73,12 +69,12 @@ def moved_bytes(lines: Sequence[str]) -> int:
 
     An asynchronous instruction counts where it ends.
     """
-    moved = 0
-    for line in lines:
-        kind, name = _operation_of(line)
-        if name.removesuffix("-done") in COLLECTIVES:
-            moved += sum(size for size, _ in _arrays(kind))
-    return moved
+    return sum(
+        size
+        for kind, name in map(_operation_of, lines)
+        if name.removesuffix("-done") in COLLECTIVES
+        for size, _ in _arrays(kind)
+    )
 
 
 def random_words(lines: Sequence[str]) -> int:
@@ -87,12 +83,13 @@ def random_words(lines: Sequence[str]) -> int:
     That is the size of the largest array of `threefry2x32`, which is made of exclusive
     ors of unsigned words; 0 where nothing is random.
     """
-    words = 0
-    for line in lines:
-        kind, name = _operation_of(line)
-        if name == "xor" and kind.startswith("u32["):
-            words = max(words, *(size // 4 for size, _ in _arrays(kind)))
-    return words
+    sizes = (
+        size
+        for kind, name in map(_operation_of, lines)
+        if name == "xor" and kind.startswith("u32[")
+        for size, _ in _arrays(kind)
+    )
+    return max(sizes, default=0) // 4
 
 
 def find_copies(lines: Sequence[str], shape: Sequence[int]) -> list[str]:
