@@ -30,11 +30,7 @@ def join_processes(coordinator: str, num_processes: int, process_id: int) -> Non
             f"{num_processes - 1}"
         )
     try:
-        jax.distributed.initialize(
-            coordinator_address=coordinator,
-            num_processes=num_processes,
-            process_id=process_id,
-        )
+        jax.distributed.initialize(coordinator, num_processes, process_id)
     except (RuntimeError, OSError) as error:
         raise InputError(
             f"{num_processes} processes cannot meet at {coordinator}: {error}"

@@ -155,10 +155,8 @@ def param_shardings(mesh: AnyMesh, rules: Rules, params: Any) -> Any:
         if name == "scales" and leaf.shape[-2] == 1:
             axes = ("all rows", axes[1])
         if "experts" in fields:
-            axes = (
-                "experts",
-                *(("whole",) * len(axes) if "experts" in rules else axes),
-            )
+            axes = ("whole",) * len(axes) if "experts" in rules else axes
+            axes = ("experts", *axes)
         assert len(axes) == len(leaf.shape), path
         return NamedSharding(mesh, _spec(rules, axes))
 
