@@ -9,6 +9,7 @@ num_nodes = 50
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -237,11 +238,8 @@ def load_config(path: str | Path, kind: type[Settings], **given: Any) -> Setting
     elif is_name and not file.exists():
         known = ", ".join(sorted(one.name for one in CONFIGS.glob("*.toml")))
         raise InputError(f"{path} is no file and none of configs/: {known}")
-    table: dict[str, Any] = read_toml(file)
-    read = getattr(kind, "from_table", None)
-    if read is not None:
-        return read(table, str(path), **given)
-    return from_table(kind, table, str(path))
+    read = getattr(kind, "from_table", functools.partial(from_table, kind))
+    return read(read_toml(file), str(path), **given)
 
 
 def from_table(

@@ -305,7 +305,7 @@ def choose_tokens(
         `[B]` int32, the tokens.
     """
     if greedy:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return _most_likely(logits)
     noise = position_noise(keys, positions[:, None], sampling, logits.shape[-1])
     return draw_tokens(logits, noise[:, 0], sampling)
 
