@@ -193,7 +193,7 @@ def has_compiler(extra: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-def compile_case(case: Case, only: Sequence[str] = PROGRAMS) -> Iterator[Report]:
+def compile_case(case: Case, only: Sequence[str]) -> Iterator[Report]:
     """Compiles the programs of a case that are named, one after the other.
 
     Raises:

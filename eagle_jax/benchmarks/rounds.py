@@ -40,9 +40,9 @@ def time_rounds(
     requests: Requests,
     *,
     num_slots: int,
-    iterations: int = 24,
-    repeats: int = 9,
-    report: Callable[[int], None] = lambda done: None,
+    iterations: int,
+    repeats: int,
+    report: Callable[[int], None],
 ) -> dict[str, dict[str, float]]:
     """Times a token of plain decoding and a round of every method, all in turn.
 
