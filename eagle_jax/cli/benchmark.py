@@ -22,7 +22,7 @@ from eagle_jax.cli.command import Parser, command, say
 from eagle_jax.cli.pair_flags import add_flags
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings
-from eagle_jax.config import TreeConfig
+from eagle_jax.config import TreeConfig, require_counts
 from eagle_jax.decoding.requests import make_requests, round_up_slots
 from eagle_jax.engine import Pair, PairConfig
 from eagle_jax.engine.calls import check_memory
@@ -47,53 +47,11 @@ _COUNTS = {
 
 @command()
 def main(argv: list[str] | None = None) -> None:
-    """Runs the command."""
+    """Prints what a round of every method costs over its bare model calls."""
     arguments = _parse(argv)
-    for name in _COUNTS:
-        if getattr(arguments, name) < 1:
-            raise InputError(f"{name} = {getattr(arguments, name)} must be at least 1")
-    if arguments.num_nodes < 2:
-        raise InputError("the benchmark drafts: give num_nodes >= 2")
+    require_counts(arguments, num_nodes=2, **dict.fromkeys(_COUNTS, 1))
     if arguments.draft is not None and arguments.target is None:
         raise InputError("give --target with --draft, or --random alone")
-    _rounds(arguments)
-
-
-def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(__doc__)
-    add = parser.add_argument
-    pair = parser.add_mutually_exclusive_group()
-    add_flags(pair, "target", help="a Hugging Face folder or hub name")
-    add_flags(parser, "draft")
-    random = "random weights of these sizes"
-    pair.add_argument("--random", choices=MODELS, default="50m", help=random)
-    add("--num-nodes", type=int, default=60, help="nodes of the tree, root included")
-    for name, (count, what) in _COUNTS.items():
-        add(f"--{name.replace('_', '-')}", type=int, default=count, help=what)
-    add_settings(parser, PairConfig, "dtype", usual={"dtype": "auto"})
-    methods = [name for name in METHODS if name != PLAIN.name]
-    rounds = "time a round of each of these, beside a token of plain decoding"
-    usual = [PairConfig.method]
-    add("--methods", nargs="+", choices=methods, default=usual, help=rounds)
-    return parser.parse_args(argv)
-
-
-def _open(arguments: argparse.Namespace, method: str) -> Pair:
-    sizes = {name: getattr(arguments, name) for name in ("num_nodes", "depth", "width")}
-    config = PairConfig(dtype=arguments.dtype, tree=TreeConfig(**sizes))
-    config = config.with_method(method)
-    if arguments.target is None:
-        if config.method_row.weights is SMALL_MODEL:
-            raise InputError(
-                "--random makes heads, no small model; give --target FOLDER and "
-                "--draft FOLDER"
-            )
-        return open_random(MODELS[arguments.random], config)
-    return open_pair(arguments.target, arguments.draft, config)
-
-
-def _rounds(arguments: argparse.Namespace) -> None:
-    """Prints what a round of every method costs over its bare model calls."""
     if arguments.target is not None:
         methods = [METHODS[name] for name in arguments.methods]
         for method in [one for one in methods if one.weights] or methods:
@@ -135,3 +93,36 @@ def _rounds(arguments: argparse.Namespace) -> None:
         nodes = num_nodes(pairs[name]) if name in pairs else 1
         table.add_row(name, str(nodes), *(f"{time:.2f}" for time in cost.values()))
     Console().print(table)
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser(__doc__)
+    add = parser.add_argument
+    pair = parser.add_mutually_exclusive_group()
+    add_flags(pair, "target", help="a Hugging Face folder or hub name")
+    add_flags(parser, "draft")
+    random = "random weights of these sizes"
+    pair.add_argument("--random", choices=MODELS, default="50m", help=random)
+    add("--num-nodes", type=int, default=60, help="nodes of the tree, root included")
+    for name, (count, what) in _COUNTS.items():
+        add(f"--{name.replace('_', '-')}", type=int, default=count, help=what)
+    add_settings(parser, PairConfig, "dtype", usual={"dtype": "auto"})
+    methods = [name for name in METHODS if name != PLAIN.name]
+    rounds = "time a round of each of these, beside a token of plain decoding"
+    usual = [PairConfig.method]
+    add("--methods", nargs="+", choices=methods, default=usual, help=rounds)
+    return parser.parse_args(argv)
+
+
+def _open(arguments: argparse.Namespace, method: str) -> Pair:
+    sizes = {name: getattr(arguments, name) for name in ("num_nodes", "depth", "width")}
+    config = PairConfig(dtype=arguments.dtype, tree=TreeConfig(**sizes))
+    config = config.with_method(method)
+    if arguments.target is None:
+        if config.method_row.weights is SMALL_MODEL:
+            raise InputError(
+                "--random makes heads, no small model; give --target FOLDER and "
+                "--draft FOLDER"
+            )
+        return open_random(MODELS[arguments.random], config)
+    return open_pair(arguments.target, arguments.draft, config)

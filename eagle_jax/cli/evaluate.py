@@ -38,7 +38,7 @@ from eagle_jax.evaluation.questions import (
 )
 from eagle_jax.evaluation.records import speed
 from eagle_jax.evaluation.runs import EvaluatedRun, find_baseline, identical
-from eagle_jax.methods import METHODS, WEIGHTS
+from eagle_jax.methods import WEIGHTS, find_method
 from eagle_jax.reporting import decimals
 
 _TARGET = (
@@ -107,9 +107,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add_groups(parser, PairConfig, _GROUPS)
     arguments = parser.parse_args(argv)
     for one in arguments.methods:
-        if (name := one.partition(":")[0]) not in METHODS:
-            known = ", ".join(METHODS)
-            parser.error(f"--methods: invalid choice: {name!r} (choose from {known})")
+        find_method(one.partition(":")[0])
     if arguments.target is None:
         arguments.target = str(assets.TARGET)
         for weights in WEIGHTS:

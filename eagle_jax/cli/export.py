@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import shutil
 import tempfile
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from eagle_jax.checkpoints import (
 from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.cli.command import Parser, command, say
+from eagle_jax.config import Dtype
 from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart, check_new_folder
 from eagle_jax.heads import OpenHead, export_head, open_head, open_whole
@@ -72,12 +74,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         help="of an EAGLE-3 head, what the names of its layer begin with; default "
         "midlayer",
     )
-    add(
-        "--dtype",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        default="auto",
-        help="of the weights; auto keeps what the head has",
-    )
+    kept = "of the weights; auto keeps what the head has"
+    add("--dtype", choices=typing.get_args(Dtype), default="auto", help=kept)
     add("--overwrite", action="store_true", help="replace an earlier export")
     return parser.parse_args(argv)
 

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import json
 import re
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from eagle_jax.cli.settings import add_settings
 from eagle_jax.config import Without
 from eagle_jax.engine import Pair, PairConfig, Request, Text
 from eagle_jax.errors import InputError
-from eagle_jax.parsing import read_json
+from eagle_jax.parsing import parse_json, read_json
 
 _FLAGS = [
     field.name
@@ -111,10 +110,7 @@ def _biases(given: list[str]) -> dict[int, float]:
 
 
 def _variables(given: str | None) -> dict[str, Any]:
-    try:
-        found = json.loads(given or "{}")
-    except ValueError as error:
-        raise InputError(f"--chat-template-kwargs is no JSON: {error}") from error
+    found = parse_json(given or "{}", "--chat-template-kwargs")
     if not isinstance(found, dict):
         raise InputError(f"--chat-template-kwargs {given} must be a JSON object")
     return found
