@@ -44,8 +44,7 @@ def main(argv: list[str] | None = None) -> None:
         f"target {arguments.target}, draft {arguments.draft}",
         f"{len(prompts)} prompts of {arguments.prompts}, {new_tokens} tokens each",
     ]
-    content = calibration_file(pair.vocab_size, fits, origin)
-    write_json(arguments.output, content)
+    write_json(arguments.output, calibration_file(pair.vocab_size, fits, origin))
     for kind, fitted in fits.items():
         print(f"{kind}: {describe(fitted)}")
     print(f"wrote {arguments.output}")

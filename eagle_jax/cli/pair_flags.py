@@ -112,12 +112,11 @@ def open_measured(
     pair = open_named(arguments, config)
     new_tokens = config.request.max_new_tokens
     check_memory(pair, batch_size=config.batch_size, max_length=1 + new_tokens)
-    positions = pair.max_positions
-    longest = positions - new_tokens
+    longest = pair.max_positions - new_tokens
     if longest < 1:
         raise InputError(
             f"--max-new-tokens {new_tokens} leaves no room for a prompt; the target "
-            f"has {positions} positions"
+            f"has {pair.max_positions} positions"
         )
     texts = read_prompts(arguments.prompts)
     encoded = [pair.encode(text, chat=arguments.chat) for text in texts]

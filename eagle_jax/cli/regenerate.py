@@ -28,12 +28,11 @@ def main(argv: list[str] | None = None) -> None:
     """Runs the command."""
     arguments = _parse(argv)
     config = join_settings(None, arguments)
-    output = arguments.output
-    check_writable(output)
+    check_writable(arguments.output)
     names = (field.name for field in dataclasses.fields(RegenerateJob))
     job = RegenerateJob(**{name: getattr(arguments, name) for name in names})
     counts = regenerate_file(job, config, report=say, progress=progress)
-    print(f"{output} | {'complete' if counts is None else counts}")
+    print(f"{arguments.output} | {'complete' if counts is None else counts}")
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:

@@ -30,5 +30,4 @@ def main(argv: list[str] | None = None) -> None:
     if output.exists() and not output.is_dir():
         raise InputError(f"--output {output} is no folder; give another name")
     check_folder(output)
-    runs = read_runs(arguments.folders)
-    print(write_report(runs, output))
+    print(write_report(read_runs(arguments.folders), output))

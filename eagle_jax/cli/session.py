@@ -72,8 +72,7 @@ class Session:
             # The times that are taken are of the same rounds.
             again.keeps_rounds = text.keeps_rounds or text.is_watched
             texts.append(again)
-        size = engine.batch_size
-        engine = pair.engine(batch_size=size, max_length=engine.max_length)
+        engine = pair.engine(batch_size=engine.batch_size, max_length=engine.max_length)
         return Session(engine, self._prompts, texts, is_silent=True)
 
     def warm_up(self) -> None:
