@@ -17,7 +17,7 @@ from tunix.models.qwen3.model import ModelConfig, Qwen3
 
 import eagle_jax
 from eagle_jax.adapters import CacheWritingTarget
-from eagle_jax.heads.feature import HeadParams
+from eagle_jax.heads.head import HeadParams
 from eagle_jax.sampling import draw_tokens, position_noise
 from eagle_jax.testing import assert_same_tokens
 

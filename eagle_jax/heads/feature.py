@@ -9,55 +9,13 @@ import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax.drafting.model import read_waiting
-from eagle_jax.heads.head import Head
+from eagle_jax.heads.head import Head, HeadParams
 from eagle_jax.interface import PromptChunk
 from eagle_jax.interface.ordering import after
 from eagle_jax.models import cache as kv
 from eagle_jax.models.layers import AttentionContext, decoder_layer
 from eagle_jax.models.rope import rotary_tables
-from eagle_jax.models.transformer import Tables, causal_mask, nearest, output_head
-
-
-@struct.dataclass(kw_only=True)
-class HeadParams:
-    """A head of any kind, and the tables that it may borrow from the target.
-
-    Attributes:
-        head: The weights of the head.
-        embedding: `[V, E]`, the embedding table, the target's or the head's own.
-        output_head: `[E, V]`, the target's output head, or `[E, W]` of its columns;
-            `None` where it is the embedding's transpose, or the head has its own.
-        offsets: `[W]` int32, how much higher each token of these columns is in the
-            target's vocabulary, see `Eagle3HeadParams`; `None` where all are there.
-    """
-
-    head: Any
-    embedding: jax.Array
-    output_head: jax.Array | None = None
-    offsets: jax.Array | None = None
-
-
-def join(head: Any, target: Tables, *, borrows_output_head: bool = True) -> HeadParams:
-    """Joins a head with the tables of its target.
-
-    Nothing is copied, unless the head has an embedding table of its own and the
-    target's output head, which is borrowed, is the target's table.
-
-    Args:
-        head: The weights of the head.
-        target: The target's tables.
-        borrows_output_head: Whether the head has no output head of its own.
-    """
-    own, output = getattr(head, "embedding", None), None
-    if own is not None:
-        head = dataclasses.replace(head, embedding=None)
-    if borrows_output_head:
-        output = target.output_head if own is None else output_head(target)
-    return HeadParams(
-        head=head,
-        embedding=target.embedding if own is None else own,
-        output_head=output,
-    )
+from eagle_jax.models.transformer import causal_mask, nearest
 
 
 @struct.dataclass(kw_only=True)
@@ -85,8 +43,6 @@ class FeatureHead(Head):
 
     Its outputs are features that it reads again for the next level, `X = E`.
     """
-
-    join = staticmethod(join)
 
     @property
     def max_levels(self) -> int | None:

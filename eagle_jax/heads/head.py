@@ -5,13 +5,33 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
+from flax import struct
 
 from eagle_jax.checkpoints.export_files import Export
 from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.drafting.model import DraftModel
 from eagle_jax.errors import InputError
 from eagle_jax.heads.loss import Batch, Metrics
-from eagle_jax.models.transformer import Tables, TransformerConfig
+from eagle_jax.models.transformer import Tables, TransformerConfig, output_head
+
+
+@struct.dataclass(kw_only=True)
+class HeadParams:
+    """A head of any kind, and the tables that it may borrow from the target.
+
+    Attributes:
+        head: The weights of the head.
+        embedding: `[V, E]`, the embedding table, the target's or the head's own.
+        output_head: `[E, V]`, the target's output head, or `[E, W]` of its columns;
+            `None` where it is the embedding's transpose, or the head has its own.
+        offsets: `[W]` int32, how much higher each token of these columns is in the
+            target's vocabulary, see `Eagle3HeadParams`; `None` where all are there.
+    """
+
+    head: Any
+    embedding: jax.Array
+    output_head: jax.Array | None = None
+    offsets: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +50,8 @@ class Head(DraftModel):
         Config: The class of its sizes, a frozen dataclass.
         Settings: The class of the settings of a new one, the table `head`.
         Loss: The class of the settings of its loss, the table `loss`.
+        borrows_output_head: Whether it drafts with the target's output head, unless its
+            weights hold an `output_head` of their own.
         config: Its sizes.
         dtype: The type of its caches and features.
     """
@@ -40,6 +62,7 @@ class Head(DraftModel):
     Config: ClassVar[type]
     Settings: ClassVar[type]
     Loss: ClassVar[type]
+    borrows_output_head: ClassVar[bool] = True
     config: Any
     dtype: str = "float32"
 
@@ -154,7 +177,7 @@ class Head(DraftModel):
         return params
 
     def loss(
-        self, params: Any, batch: Batch, settings: Any
+        self, /, params: Any, batch: Batch, settings: Any
     ) -> tuple[jax.Array, Metrics]:
         """Returns the loss of a batch, and its parts.
 
@@ -165,10 +188,27 @@ class Head(DraftModel):
         """
         raise NotImplementedError
 
-    @staticmethod
-    def join(head: Any, target: Tables, /) -> Any:
-        """Returns the drafter's parameters: a head, and the tables that it borrows."""
-        raise NotImplementedError
+    @classmethod
+    def join(cls, head: Any, target: Tables) -> HeadParams:
+        """Joins a head with the tables of its target: the drafter's parameters.
+
+        Nothing is copied, unless the head has an embedding table of its own and the
+        target's output head, which is borrowed, is the target's table.
+
+        Args:
+            head: The weights of the head.
+            target: The target's tables.
+        """
+        own, output = getattr(head, "embedding", None), None
+        if own is not None:
+            head = dataclasses.replace(head, embedding=None)
+        if cls.borrows_output_head and getattr(head, "output_head", None) is None:
+            output = target.output_head if own is None else output_head(target)
+        return HeadParams(
+            head=head,
+            embedding=target.embedding if own is None else own,
+            output_head=output,
+        )
 
 
 def partition(params: Any) -> tuple[Any, Any]:

@@ -18,7 +18,6 @@ norm of a Llama with the sizes of the target's layers, which no file names.
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -32,8 +31,8 @@ from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.names import LAYER
 from eagle_jax.checkpoints.weights import open_weights
 from eagle_jax.errors import InputError
-from eagle_jax.heads.feature import HeadParams, contexts_of, join
-from eagle_jax.heads.head import check_size
+from eagle_jax.heads.feature import contexts_of
+from eagle_jax.heads.head import HeadParams, check_size
 from eagle_jax.heads.levels import (
     PositionHeads,
     ResidualBlockParams,
@@ -150,7 +149,7 @@ class HydraHeads(PositionHeads):
     Config, Settings = HydraConfig, HydraSettings
     published = 4, 4
     labels = "target"  # Hydra, section 4.
-    join = staticmethod(functools.partial(join, borrows_output_head=False))
+    borrows_output_head = False
 
     @classmethod
     def read_config(

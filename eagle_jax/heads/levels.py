@@ -13,7 +13,8 @@ from flax import struct
 from eagle_jax.checkpoints.export_files import WRITTEN_BY, Export
 from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.weights import Weights
-from eagle_jax.heads.feature import FeatureHead, HeadParams
+from eagle_jax.heads.feature import FeatureHead
+from eagle_jax.heads.head import HeadParams
 from eagle_jax.heads.loss import Batch, Metrics, most_likely, pair_weights
 from eagle_jax.heads.settings import LevelLoss, LevelSettings
 from eagle_jax.models.cache import KeyValues

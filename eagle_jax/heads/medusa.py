@@ -24,7 +24,7 @@ from eagle_jax.checkpoints.export_files import Export
 from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.weights import open_weights
 from eagle_jax.errors import InputError
-from eagle_jax.heads.feature import HeadParams
+from eagle_jax.heads.head import HeadParams
 from eagle_jax.heads.levels import (
     PositionHeads,
     ResidualBlockParams,
@@ -157,10 +157,8 @@ class MedusaHeads(PositionHeads):
     def init(self, key: jax.Array, dtype: str = "float32") -> MedusaParams:
         # The blocks change nothing, and the output heads are random.
         config, kind = self.config, jnp.dtype(dtype)
-        shape, has_own = (
-            (config.hidden_size, config.vocab_size),
-            config.has_output_heads,
-        )
+        shape = config.hidden_size, config.vocab_size
+        has_own = config.has_output_heads
         heads = tuple(
             MedusaHeadParams(
                 blocks=(init_block(config.hidden_size, kind),) * config.num_layers,

@@ -17,8 +17,7 @@ from flax import struct
 
 from eagle_jax.heads.block.files import BlockHeadConfig, BlockSettings, StoredBlockHead
 from eagle_jax.heads.block.loss import BlockLoss, DSparkLoss, block_loss
-from eagle_jax.heads.feature import HeadParams, join
-from eagle_jax.heads.loss import Batch, Metrics
+from eagle_jax.heads.head import HeadParams
 from eagle_jax.interface import PromptChunk
 from eagle_jax.interface.ordering import after
 from eagle_jax.models import cache as kv
@@ -137,7 +136,7 @@ class BlockHead(StoredBlockHead):
     """
 
     config: BlockHeadConfig
-    join = staticmethod(join)
+    loss = block_loss
 
     def init(self, key: jax.Array, dtype: str = "float32") -> BlockHeadParams:
         config, kind = self.config, jnp.dtype(dtype)
@@ -164,11 +163,6 @@ class BlockHead(StoredBlockHead):
             markov=markov,
             confidence=confidence,
         )
-
-    def loss(
-        self, params: BlockHeadParams, batch: Batch, settings: BlockLoss
-    ) -> tuple[jax.Array, Metrics]:
-        return block_loss(self, params, batch, settings)
 
     @property
     def max_levels(self) -> int:

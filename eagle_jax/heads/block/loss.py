@@ -68,7 +68,7 @@ class DSparkLoss(BlockLoss):
 
 
 def block_loss(
-    head: "BlockHead", params: "BlockHeadParams", batch: Batch, settings: BlockLoss
+    head: "BlockHead", /, params: "BlockHeadParams", batch: Batch, settings: BlockLoss
 ) -> tuple[jax.Array, Metrics]:
     """Computes the loss of a block head on a batch.
 

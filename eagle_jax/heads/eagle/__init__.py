@@ -21,9 +21,9 @@ from eagle_jax.checkpoints.weights import open_weights
 from eagle_jax.drafting.model import target_tokens
 from eagle_jax.errors import InputError
 from eagle_jax.heads.eagle.loss import EagleLoss, eagle_loss
-from eagle_jax.heads.feature import FeatureHead, HeadParams
+from eagle_jax.heads.feature import FeatureHead
+from eagle_jax.heads.head import HeadParams
 from eagle_jax.heads.hf_config import common_fields, read_sizes
-from eagle_jax.heads.loss import Batch, Metrics
 from eagle_jax.heads.settings import LayerSettings
 from eagle_jax.models.layers import LayerConfig, LayerParams, init_layer
 from eagle_jax.models.linear import init_matrix, linear
@@ -101,6 +101,7 @@ class EagleHead(FeatureHead):
     title = "an EAGLE-1/2 head"
     Config, Settings, Loss = EagleHeadConfig, EagleSettings, EagleLoss
     config: EagleHeadConfig
+    loss = eagle_loss
 
     @classmethod
     def matches(cls, fields: Fields) -> bool:
@@ -152,11 +153,6 @@ class EagleHead(FeatureHead):
             fc_bias=jnp.zeros(width, kind) if self.config.fc_bias else None,
             layer=init_layer(layer_key, self.config.layer, kind, input_norm=False),
         )
-
-    def loss(
-        self, params: EagleHeadParams, batch: Batch, settings: EagleLoss
-    ) -> tuple[jax.Array, Metrics]:
-        return eagle_loss(self, params, batch, settings)
 
     @staticmethod
     def narrow(params: HeadParams, tokens: jax.Array) -> HeadParams:

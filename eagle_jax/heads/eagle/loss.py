@@ -57,7 +57,7 @@ def add_noise(key: jax.Array, features: jax.Array, noise: float) -> jax.Array:
 
 
 def eagle_loss(
-    head: FeatureHead, params: Any, batch: Batch, settings: EagleLoss
+    head: FeatureHead, /, params: Any, batch: Batch, settings: EagleLoss
 ) -> tuple[jax.Array, Metrics]:
     """Computes the loss of a batch.
 

@@ -33,9 +33,8 @@ from eagle_jax.heads.eagle3.files import (
     written_fields,
 )
 from eagle_jax.heads.eagle3.loss import Eagle3Loss, eagle3_loss
-from eagle_jax.heads.feature import FeatureHead, HeadParams, join
-from eagle_jax.heads.head import check_size
-from eagle_jax.heads.loss import Batch, Metrics
+from eagle_jax.heads.feature import FeatureHead
+from eagle_jax.heads.head import HeadParams, check_size
 from eagle_jax.models.layers import LayerParams, init_layer, rms_norm
 from eagle_jax.models.linear import init_matrix, linear
 from eagle_jax.models.transformer import Tables, TransformerConfig, output_head, unembed
@@ -101,6 +100,7 @@ class Eagle3Head(FeatureHead):
     title = "an EAGLE-3 head"
     Config, Settings, Loss = Eagle3HeadConfig, Eagle3Settings, Eagle3Loss
     config: Eagle3HeadConfig
+    loss = eagle3_loss
 
     @classmethod
     def matches(cls, fields: Fields) -> bool:
@@ -238,11 +238,6 @@ class Eagle3Head(FeatureHead):
         table = jnp.array(table, params.fc.dtype)  # A copy, which steps may overwrite.
         return dataclasses.replace(params, output_head=table, offsets=offsets)
 
-    def loss(
-        self, params: Eagle3HeadParams, batch: Batch, settings: Eagle3Loss
-    ) -> tuple[jax.Array, Metrics]:
-        return eagle3_loss(self, params, batch, settings)
-
     @property
     def feature_size(self) -> int:
         return self.config.feature_size
@@ -254,10 +249,6 @@ class Eagle3Head(FeatureHead):
     @property
     def num_layers(self) -> int:
         return self.config.num_layers
-
-    @staticmethod
-    def join(head: Eagle3HeadParams, target: Tables) -> HeadParams:
-        return join(head, target, borrows_output_head=head.output_head is None)
 
     def fuse(self, params: Eagle3HeadParams, features: jax.Array) -> jax.Array:
         # The norms have the epsilon of the layer's.

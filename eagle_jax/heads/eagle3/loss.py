@@ -36,7 +36,7 @@ class Eagle3Loss(ChainLoss):
 
 
 def eagle3_loss(
-    head: FeatureHead, params: Any, batch: Batch, settings: Eagle3Loss
+    head: FeatureHead, /, params: Any, batch: Batch, settings: Eagle3Loss
 ) -> tuple[jax.Array, Metrics]:
     """Computes the loss of an EAGLE-3 head on a batch.
 
