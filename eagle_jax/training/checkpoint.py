@@ -93,19 +93,17 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 def plot_log(folder: Path, *, title: str) -> None:
     """Draws the log of a run: loss, agreement and tokens per round over steps."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     rows = read_rows(folder / LOG)
-    figure, axes = pyplot.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
+    figure = Figure(figsize=(13, 3.6), layout="constrained")
     learnt = "training, with noise"
     panels = (
         ("loss", {"loss": learnt, "held_out_loss": "held out"}),
         ("agreement", {"agreement": learnt, "held_out_agreement": "held out"}),
         ("tokens per round", {"tokens_per_round": "held-out prompts"}),
     )
+    axes = figure.subplots(1, len(panels))
     for axis, (label, curves) in zip(axes, panels, strict=True):
         for column, name in curves.items():
             points = [row for row in rows if column in row]
@@ -116,7 +114,6 @@ def plot_log(folder: Path, *, title: str) -> None:
         axis.legend(fontsize="small")
     figure.suptitle(title)
     write_whole(folder / PLOT, lambda part: figure.savefig(part, format="png"))
-    pyplot.close(figure)
 
 
 class Checkpoints:
