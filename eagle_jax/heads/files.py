@@ -82,16 +82,15 @@ class OpenHead:
             InputError: If a tensor cannot be read, or does not fit into `dtype`.
         """
         offsets, own_table = self.offsets, getattr(self.shapes, _TABLE, None)
+        place = shardings
         if not isinstance(shardings, Sharding | None):
             shardings, place = partition(shardings)
-            if offsets is not None:
-                offsets = jax.device_put(offsets, place)
             if hasattr(shardings, _TABLE):
-                place = shardings.embedding or (target and target.embedding.sharding)
-                place = None if own_table is None else place
-                shardings = dataclasses.replace(shardings, embedding=place)
-        elif shardings is not None and offsets is not None:
-            offsets = jax.device_put(offsets, shardings)
+                theirs = shardings.embedding or (target and target.embedding.sharding)
+                theirs = None if own_table is None else theirs
+                shardings = dataclasses.replace(shardings, embedding=theirs)
+        if offsets is not None:
+            offsets = jax.device_put(offsets, place)
         kind = self.files.dtype(dtype)
         params = load_params(self.files, self.names, self.shapes, kind, shardings)
         if own_table is not None and target is not None:
