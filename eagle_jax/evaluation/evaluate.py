@@ -63,7 +63,7 @@ def evaluate(
         so far stay.
     """
     sources = [
-        open_pair(config.target, config.draft_of(run.method), run.config)
+        open_pair(config.target, config.draft_of(run.config.method_row), run.config)
         for run in runs
     ]
     first, shared = sources[0], runs[0].config
@@ -133,7 +133,7 @@ def read_records(
 def _settings(config: EvaluationConfig, run: RunPlan, source: Pair) -> dict[str, Any]:
     """Returns all settings of a run but its limit of tokens, as JSON can hold them."""
     bits = "" if source.bits is None else f"+int{source.bits}"
-    draft = config.draft_of(run.method)
+    draft = config.draft_of(run.config.method_row)
     return run_settings(run, source.drafter) | {
         "template": config.template,
         "target": _EMBEDDED.get(config.target, config.target),

@@ -30,11 +30,6 @@ class RunPlan:
     config: PairConfig
 
     @property
-    def method(self) -> Method:
-        """The method that drafts."""
-        return self.config.method_row
-
-    @property
     def model_id(self) -> str:
         """The name of the run and its file: its label, temperature and batch size."""
         name = re.sub(r"[^\w.+=-]+", "-", self.label)
@@ -146,12 +141,12 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
     sized = grower or drafter
     every = vars(config.tree) | {"draft_vocabulary": config.draft_vocabulary}
     settings = {
-        "method": plan.method.name,
+        "method": config.method,
         "label": plan.label,
         **{name: getattr(config.request, name) for name in (*DRAWS, "seed")},
         "acceptance": config.rule,
         "batch_size": config.batch_size,
-        **{name: every[name] for name in plan.method.reads if name in every},
+        **{name: every[name] for name in config.method_row.reads if name in every},
         "num_nodes": getattr(sized, "num_nodes", 1),  # The root alone.
         "depth": getattr(sized, "depth", 0),
         "max_new_tokens": config.request.max_new_tokens,

@@ -50,7 +50,7 @@ def settings(text: str, temperature: float = 0.0) -> dict[str, Any]:
     context = Context(
         encode=lambda _: [], vocab_size=24, rule=plan.config.rule, model=MODEL
     )
-    drafter = plan.method.drafter(plan.config.tree, context)
+    drafter = plan.config.method_row.drafter(plan.config.tree, context)
     return run_settings(plan, drafter) | {"label": None}
 
 
