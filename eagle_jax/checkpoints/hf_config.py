@@ -21,9 +21,8 @@ _GELU = "gelu_pytorch_tanh"
 _GPT_OSS = {"activation": CLAMPED, "has_sinks": True}
 _MOST_LAYERS, _MOST_EXPERTS = 10_000, 1_024
 _QWEN_FULL_LAYERS = 28
-_SLIDING = "sliding_attention"
-_FULL = "full_attention"
-_LAYER_TYPES = (_FULL, _SLIDING)
+_LAYER_TYPES = FULL, SLIDING = "full_attention", "sliding_attention"
+"""The kinds of layers that see everything and a window, as `layer_types` names them."""
 
 
 def target_config(folder: Path) -> TransformerConfig:
@@ -92,7 +91,7 @@ def _read_ropes(fields: Fields, family: Family) -> tuple[RopeConfig, RopeConfig 
     if isinstance(both, dict) and both.keys() == set(_LAYER_TYPES):
         alone = {name: {"rope_parameters": both[name]} for name in _LAYER_TYPES}
     else:
-        alone = {_FULL: {"rope_theta": theta} | values, _SLIDING: {"rope_theta": local}}
+        alone = {FULL: {"rope_theta": theta} | values, SLIDING: {"rope_theta": local}}
     rope, window_rope = (
         read_rope(Fields(alone[name], fields.path), default_theta=base)
         for name, base in zip(_LAYER_TYPES, (theta, local), strict=True)
@@ -210,10 +209,10 @@ def _read_windows(
         pattern = fields.size("sliding_window_pattern", default=family.pattern)
     windowed = tuple(n for n in range(start, num_layers) if (n + 1) % pattern)
     if types:
-        named = tuple(n for n, name in enumerate(types) if name == _SLIDING)
+        named = tuple(n for n, name in enumerate(types) if name == SLIDING)
         if window is None and named:
             raise fields.refusal(
-                f"layer_types asks for {_SLIDING}, but there is no sliding_window"
+                f"layer_types asks for {SLIDING}, but there is no sliding_window"
             )
         is_fixed = not (family.has_switch or family.pattern)
         if is_fixed and window is not None and named != windowed:

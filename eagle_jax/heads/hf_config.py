@@ -5,7 +5,7 @@ from typing import Any
 
 from eagle_jax.checkpoints.export_files import WRITTEN_BY
 from eagle_jax.checkpoints.families import FAMILIES
-from eagle_jax.checkpoints.hf_config import layer_config
+from eagle_jax.checkpoints.hf_config import SLIDING, layer_config
 from eagle_jax.checkpoints.hf_fields import (
     MOST_POSITIONS,
     Fields,
@@ -14,9 +14,6 @@ from eagle_jax.checkpoints.hf_fields import (
 )
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
-
-SLIDING = "sliding_attention"
-"""The kind of layers that see a window, as `layer_types` names it."""
 
 # Heads that name no positions were trained for so many.
 _HEAD_POSITIONS = 2048
