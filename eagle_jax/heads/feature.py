@@ -56,12 +56,12 @@ class FeatureHead(Head):
     @property
     def sliding_window(self) -> int | None:
         """The number of pairs that a pair sees, itself included; `None` for all."""
-        return None
+        return getattr(self.config, "sliding_window", None)
 
     @property
     def num_layers(self) -> int:
-        """The number of decoder layers."""
-        return 1
+        """The number of decoder layers; none where the sizes have no `layer`."""
+        return 0 if getattr(self.config, "layer", None) is None else 1
 
     def fuse(self, params: Any, features: jax.Array) -> jax.Array:
         """Returns features `[..., F]` of the target at the head's width, `[..., E]`."""

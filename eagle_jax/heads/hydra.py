@@ -274,10 +274,6 @@ class HydraHeads(PositionHeads):
             logits.append(_head_logits(head, jnp.concatenate(inputs, axis=-1)))
         return logits
 
-    @property
-    def num_layers(self) -> int:
-        return 0 if self.config.layer is None else 1
-
     def run(
         self,
         params: HeadParams,

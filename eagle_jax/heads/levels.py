@@ -180,10 +180,6 @@ class PositionHeads(FeatureHead):
     def feature_size(self) -> int:
         return self.config.hidden_size
 
-    @property
-    def num_layers(self) -> int:
-        return 0
-
     def run(
         self,
         params: HeadParams,

@@ -243,10 +243,6 @@ class Eagle3Head(FeatureHead):
         return self.config.feature_size
 
     @property
-    def sliding_window(self) -> int | None:
-        return self.config.sliding_window
-
-    @property
     def num_layers(self) -> int:
         return self.config.num_layers
 
