@@ -198,18 +198,14 @@ class _Answerer:
             for _, record in converse(engine, tasks, ahead=size):
                 yield record
             return
-        for task in tasks:
-            yield from self._answer_alone(task)
-
-    def _answer_alone(self, task: Generator[Text, Text, Record]) -> Iterator[Record]:
-        """Answers one question, each of its turns as one program."""
-        try:
-            text = next(task)
-            while True:
-                self._write(text)
-                text = task.send(text)
-        except StopIteration as end:
-            yield end.value
+        for task in tasks:  # Each of its turns is one program.
+            try:
+                text = next(task)
+                while True:
+                    self._write(text)
+                    text = task.send(text)
+            except StopIteration as end:
+                yield end.value
 
     def _answer(self, question: Question) -> Generator[Text, Text, Record]:
         """Asks the turns of a question one by one."""
