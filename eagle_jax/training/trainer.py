@@ -10,12 +10,10 @@ import jax
 
 from eagle_jax import checkpoints
 from eagle_jax.checkpoints.load import shapes_of
-from eagle_jax.engine import Pair
 from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.open import open_pair
 from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart, writing
-from eagle_jax.heads import Head
 from eagle_jax.heads.rows import known_tokens
 from eagle_jax.logs import JsonLines, check_log
 from eagle_jax.models.devices import on_cpu
@@ -95,8 +93,16 @@ def train_head(
     source = open_pair(job.target, None, decode)
     begun_folder = checkpoints.resolve(job.begin_with) if job.begin_with else None
     head, read = open_beginning(begun_folder, source, config)
+    row_length, most = config.data.row_length, source.sizes.max_positions
+    if row_length > most:
+        raise InputError(
+            f"row_length = {row_length} is more than the target's {most} positions "
+            "(max_position_embeddings)"
+        )
     mesh = job.mesh or MeshShape(data=jax.device_count())
-    sharding = _shard(source, config, mesh, head)
+    sharding = shard_pair(mesh, source.sizes, batch_size=config.run.batch_size)
+    layer = getattr(head.config, "layer", None) or source.sizes.layer
+    sharding = sharding.with_drafter(layer, shapes_of(head.init))
     folders = {"target": folder, "begin_with": begun_folder}
     check_apart(job.output, *filter(None, folders.values()))
     identity: dict[str, Any] = {
@@ -142,21 +148,6 @@ def _claim(job: TrainJob, identity: dict[str, Any]) -> None:
             job.output.mkdir(parents=True, exist_ok=True)
         JsonLines(job.output / LOG, identity).close()
     wait_for_all("the output is there")
-
-
-def _shard(
-    source: Pair, config: TrainConfig, mesh: MeshShape, head: Head
-) -> PairSharding:
-    """Returns all shardings."""
-    batch_size, row_length = config.run.batch_size, config.data.row_length
-    if row_length > source.sizes.max_positions:
-        raise InputError(
-            f"row_length = {row_length} is more than the target's "
-            f"{source.sizes.max_positions} positions (max_position_embeddings)"
-        )
-    sharding = shard_pair(mesh, source.sizes, batch_size=batch_size)
-    layer = getattr(head.config, "layer", None) or source.sizes.layer
-    return sharding.with_drafter(layer, shapes_of(head.init))
 
 
 def _run(
