@@ -12,12 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
-from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.heads import open_head
 from eagle_jax.heads.eagle3 import Eagle3Head, feature_layers
-from eagle_jax.heads.eagle3.files import read_fields
 from eagle_jax.models.rope import RopeConfig
 from tests import tiny
 from tests.checkpoints.folders import change_config, change_weights
@@ -356,7 +354,9 @@ def test_published_sizes_have_the_published_bytes(
     names = "hidden_size intermediate_size num_attention_heads num_hidden_layers"
     fields = dict(zip([*names.split(), "vocab_size"], sizes, strict=True))
     fields |= {"num_key_value_heads": kv_heads, "draft_vocab_size": 32000}
-    head = Eagle3Head(config=read_fields(Fields(fields, tmp_path), {}))
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    save_file({"lm_head.weight": np.zeros(1)}, tmp_path / _FILE)
+    head = Eagle3Head(config=Eagle3Head.read_config(tmp_path))
     shapes = jax.eval_shape(lambda key: head.init(key, "float16"), jax.random.key(0))
     assert (shapes.offsets is not None) == (sizes[-1] > 32000)
     leaves = jax.tree.leaves(dataclasses.replace(shapes, offsets=None))

@@ -8,32 +8,22 @@ section 3.1), or normalised where a head was trained so (EAGLE-3.1), see `recycl
 """
 
 import dataclasses
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from eagle_jax.checkpoints.export_files import Export
-from eagle_jax.checkpoints.hf_fields import Fields
-from eagle_jax.checkpoints.weights import open_weights
 from eagle_jax.config import require
 from eagle_jax.drafting.model import target_tokens
 from eagle_jax.errors import InputError
 from eagle_jax.heads.eagle3.files import (
-    PREFIXES,
-    SPECULATORS,
     Eagle3HeadConfig,
     Eagle3Settings,
+    StoredEagle3Head,
     feature_layers,
-    read_fields,
-    tensor_names,
-    written_fields,
 )
 from eagle_jax.heads.eagle3.loss import Eagle3Loss, eagle3_loss
-from eagle_jax.heads.feature import FeatureHead
 from eagle_jax.heads.head import HeadParams, check_size
 from eagle_jax.models.layers import LayerParams, init_layer, rms_norm
 from eagle_jax.models.linear import init_matrix, linear
@@ -89,7 +79,7 @@ class Eagle3HeadParams:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Eagle3Head(FeatureHead):
+class Eagle3Head(StoredEagle3Head):
     """An EAGLE-3 head, which reads several features and may know fewer tokens.
 
     The target must give the features of `with_features`. For drafted tokens the head's
@@ -101,19 +91,6 @@ class Eagle3Head(FeatureHead):
     Config, Settings, Loss = Eagle3HeadConfig, Eagle3Settings, Eagle3Loss
     config: Eagle3HeadConfig
     loss = eagle3_loss
-
-    @classmethod
-    def matches(cls, fields: Fields) -> bool:
-        marks = {"draft_vocab_size", "eagle_config", SPECULATORS}
-        return not marks.isdisjoint(fields.values)
-
-    @classmethod
-    def read_config(
-        cls, folder: Path, target: TransformerConfig | None = None
-    ) -> Eagle3HeadConfig:
-        files = open_weights(folder)
-        shapes = {name: files.shape(name) for name in files.names()}
-        return read_fields(Fields.read(folder), shapes)
 
     @classmethod
     def default_config(
@@ -182,14 +159,6 @@ class Eagle3Head(FeatureHead):
             f"was trained to {config.max_positions:,} positions",
         ]
         return f"{self.title} that {', '.join(said)}"
-
-    def tensor_names(self) -> dict[str, dict[str, str]]:
-        # speculators names the layer otherwise.
-        sizes = self.config.num_features, self.config.num_layers
-        return {prefix: tensor_names(prefix, *sizes) for prefix in PREFIXES}
-
-    def to_hf_config(self, how: Export) -> dict[str, Any]:
-        return written_fields(self.config, how.dtype)
 
     def init(self, key: jax.Array, dtype: str = "float32") -> Eagle3HeadParams:
         # The tokens of a smaller vocabulary are taken evenly from the target's.

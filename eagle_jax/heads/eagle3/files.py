@@ -28,20 +28,23 @@ the sizes in `transformer_layer_config`.
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
+from eagle_jax.checkpoints.export_files import Export
 from eagle_jax.checkpoints.hf_fields import Fields, warn_once
 from eagle_jax.checkpoints.names import LAYER
+from eagle_jax.checkpoints.weights import open_weights
+from eagle_jax.heads.feature import FeatureHead
 from eagle_jax.heads.hf_config import SLIDING, common_fields, read_sizes, read_window
 from eagle_jax.heads.settings import FeatureSettings
 from eagle_jax.models.layers import LayerConfig
+from eagle_jax.models.transformer import TransformerConfig
 
-PREFIXES = ("midlayer", "layers.0")
-"""What the names of the layer's tensors begin with, the published ones first."""
-
-SPECULATORS = "speculators_model_type"
-"""The field by which a head's `config.json` is known as one of speculators."""
-
+# What the names of the layer's tensors begin with, the published ones first.
+_PREFIXES = ("midlayer", "layers.0")
+# The field by which a head's `config.json` is known as one of speculators.
+_SPECULATORS = "speculators_model_type"
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _FIELDS = (
     "draft_vocab_size",
@@ -61,7 +64,7 @@ _NESTED = "transformer_layer_config"
 _MOST_FEATURES = 16
 # What speculators says of itself, of the target and of serving.
 _NO_SIZES = {
-    SPECULATORS,
+    _SPECULATORS,
     "speculators_config",
     "speculators_version",
     "architectures",
@@ -162,100 +165,136 @@ def feature_layers(num_layers: int) -> tuple[int, int, int]:
     return 2, num_layers // 2, num_layers - 3
 
 
-def tensor_names(prefix: str, num_features: int, num_layers: int) -> dict[str, str]:
-    """Returns the tensor names of heads by path in `Eagle3HeadParams`.
+class StoredEagle3Head(FeatureHead):
+    """What is stored of an EAGLE-3 head."""
 
-    Args:
-        prefix: What the names of the first layer begin with.
-        num_features: The number of the target's layers that the head reads.
-        num_layers: The number of its own.
-    """
-    norms = [f"fc_norm.{number}" for number in range(num_features)]
-    layer = {ours: hf for ours, hf in LAYER.items() if ours != "input_norm"}
-    later = {
-        f"later_layers.{number - 1}.{ours}": f"layers.{number}.{hf}"
-        for number in range(1, num_layers)
-        for ours, hf in LAYER.items()
-    }
-    return {
-        "embedding": "embed_tokens.weight",
-        "fc": "fc.weight",
-        "embedding_norm": f"{prefix}.input_layernorm.weight",
-        "feature_norm": f"{prefix}.hidden_norm.weight",
-        "norm": "norm.weight",
-        "output_head": "lm_head.weight",
-        "input_norm": "input_norm.weight",
-        **{name: f"{name}.weight" for name in norms},
-        **{f"layer.{ours}": f"{prefix}.{hf}" for ours, hf in layer.items()},
-        **later,
-    }
+    config: Eagle3HeadConfig
 
+    @classmethod
+    def matches(cls, fields: Fields) -> bool:
+        marks = {"draft_vocab_size", "eagle_config", _SPECULATORS}
+        return not marks.isdisjoint(fields.values)
 
-def read_fields(
-    fields: Fields, shapes: Mapping[str, tuple[int, ...]]
-) -> Eagle3HeadConfig:
-    """Reads the sizes of a head.
-
-    Args:
-        fields: The fields of its `config.json`.
-        shapes: The shapes of its tensors by name, as far as they are known.
-
-    Raises:
-        InputError: If a field is missing or asks for something that is not
-            implemented.
-    """
-    is_theirs = not {SPECULATORS, "speculators_config"}.isdisjoint(fields.values)
-    if is_theirs:
-        fields = _flat(fields)
-    sizes = read_sizes(fields, *_FIELDS)
-    layer, vocab_size = sizes.pop("layer"), sizes["vocab_size"]
-    known = fields.size("draft_vocab_size", default=vocab_size)
-    if known > vocab_size:
-        raise fields.refusal(
-            f"draft_vocab_size = {known} is more than vocab_size = {vocab_size}"
+    @classmethod
+    def read_config(
+        cls, folder: Path, target: TransformerConfig | None = None
+    ) -> Eagle3HeadConfig:
+        files, fields = open_weights(folder), Fields.read(folder)
+        shapes = {name: files.shape(name) for name in files.names()}
+        is_theirs = not {_SPECULATORS, "speculators_config"}.isdisjoint(fields.values)
+        if is_theirs:
+            fields = _flat(fields)
+        sizes = read_sizes(fields, *_FIELDS)
+        layer, vocab_size = sizes.pop("layer"), sizes["vocab_size"]
+        known = fields.size("draft_vocab_size", default=vocab_size)
+        if known > vocab_size:
+            raise fields.refusal(
+                f"draft_vocab_size = {known} is more than vocab_size = {vocab_size}"
+            )
+        layers = _read_layers(fields, is_theirs=is_theirs)
+        num_features = 3 if layers is None else len(layers)
+        count = fields.size("num_aux_hidden_states", default=num_features)
+        if count != num_features:
+            raise fields.refusal(
+                f"num_aux_hidden_states = {count}, but {num_features} layers are read, "
+                f"see {_LAYERS}"
+            )
+        width = fields.size("target_hidden_size", default=layer.hidden_size)
+        has_norms, recycles = fields.flag("fc_norm"), fields.flag("norm_output")
+        if recycles and not (has_norms or is_theirs):
+            warn_once(
+                f"{fields.path}: norm_output = true is read as EAGLE-3.1's: drafts go "
+                "on from the normalised output; set it to false where an older head of "
+                "SpecForge drafts badly"
+            )
+        names = [name.split(".") for name in shapes]
+        later = {name[1] for name in names if name[0] == "layers"} - {"0"}
+        return Eagle3HeadConfig(
+            **sizes,
+            layer=_layer_of(layer, fields, shapes),
+            draft_vocab_size=known,
+            feature_size=count * width,
+            feature_layers=layers,
+            has_feature_norms=has_norms,
+            norm_before_fc=fields.flag(
+                "norm_before_fc", default="input_norm.weight" in shapes
+            ),
+            norm_before_residual=fields.flag("norm_before_residual"),
+            recycles_normed=recycles,
+            has_output_head="lm_head.weight" in shapes or known < vocab_size,
+            sliding_window=read_window(fields),
+            num_layers=1 + len(later),
         )
-    layers = _read_layers(fields, is_theirs=is_theirs)
-    num_features = 3 if layers is None else len(layers)
-    count = fields.size("num_aux_hidden_states", default=num_features)
-    if count != num_features:
-        raise fields.refusal(
-            f"num_aux_hidden_states = {count}, but {num_features} layers are read, "
-            f"see {_LAYERS}"
-        )
-    width = fields.size("target_hidden_size", default=layer.hidden_size)
-    has_norms, recycles = fields.flag("fc_norm"), fields.flag("norm_output")
-    if recycles and not (has_norms or is_theirs):
-        warn_once(
-            f"{fields.path}: norm_output = true is read as EAGLE-3.1's: drafts go on "
-            "from the normalised output; set it to false where an older head of "
-            "SpecForge drafts badly"
-        )
-    has_table = not shapes or "lm_head.weight" in shapes
-    names = [name.split(".") for name in shapes]
-    later = {name[1] for name in names if name[0] == "layers"} - {"0"}
-    return Eagle3HeadConfig(
-        **sizes,
-        layer=_layer_of(layer, fields, shapes),
-        draft_vocab_size=known,
-        feature_size=count * width,
-        feature_layers=layers,
-        has_feature_norms=has_norms,
-        norm_before_fc=fields.flag(
-            "norm_before_fc", default="input_norm.weight" in shapes
-        ),
-        norm_before_residual=fields.flag("norm_before_residual"),
-        recycles_normed=recycles,
-        has_output_head=has_table or known < vocab_size,
-        sliding_window=read_window(fields),
-        num_layers=1 + len(later),
-    )
+
+    def tensor_names(self) -> dict[str, dict[str, str]]:
+        # speculators names the layer otherwise.
+        return {prefix: self._names(prefix) for prefix in _PREFIXES}
+
+    def _names(self, prefix: str) -> dict[str, str]:
+        """Returns the names where those of the first layer begin with a prefix."""
+        norms = [f"fc_norm.{number}" for number in range(self.config.num_features)]
+        later = {
+            f"later_layers.{number - 1}.{ours}": f"layers.{number}.{hf}"
+            for number in range(1, self.config.num_layers)
+            for ours, hf in LAYER.items()
+        }
+        return {
+            "embedding": "embed_tokens.weight",
+            "fc": "fc.weight",
+            "embedding_norm": f"{prefix}.input_layernorm.weight",
+            "feature_norm": f"{prefix}.hidden_norm.weight",
+            "norm": "norm.weight",
+            "output_head": "lm_head.weight",
+            "input_norm": "input_norm.weight",
+            **{name: f"{name}.weight" for name in norms},
+            **{f"layer.{ours}": f"{prefix}.{hf}" for ours, hf in LAYER.items()},
+            **later,
+        }
+
+    def to_hf_config(self, how: Export) -> dict[str, Any]:
+        # What SpecForge's fields cannot say, or not to every reader, is said in those
+        # of speculators; what these say about target and serving is left out.
+        config, layer = self.config, self.config.layer
+        fields = common_fields(config, how.dtype) | {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "num_hidden_layers": config.num_layers,
+        }
+        if layer.head_dim * layer.num_heads != layer.hidden_size or layer.qk_norm:
+            fields["head_dim"] = layer.head_dim
+        if layer.qk_norm:
+            fields["model_type"] = "qwen3"
+        if (window := config.sliding_window) is not None:
+            fields |= {"sliding_window": window, "use_sliding_window": True}
+            fields["layer_types"] = [SLIDING] * config.num_layers
+        own: dict[str, Any] = {"draft_vocab_size": config.draft_vocab_size}
+        layers = config.feature_layers
+        width = config.feature_size // config.num_features
+        if width != layer.hidden_size:
+            own["target_hidden_size"] = width
+        if config.has_feature_norms:
+            own["fc_norm"] = True
+        norms = {
+            name: getattr(config, name)
+            for name in ("norm_before_residual", "norm_before_fc")
+        }
+        norms["norm_output"] = config.recycles_normed
+        if not any(norms.values()) and (layers is None or layers[0] != 1):
+            if layers is not None:
+                shift = 1 if layers[0] == 2 else 0
+                named = [layer - shift for layer in layers]
+                own["eagle_config"] = _USUAL_FEATURES | {_LAYERS: named}
+            return fields | own
+        if layers is not None:
+            own[_LAYERS] = list(layers)
+        outer = {name: fields.pop(name) for name in ("torch_dtype", "written_by")}
+        return {_SPECULATORS: "eagle3"} | norms | own | outer | {_NESTED: fields}
 
 
 def _layer_of(
     layer: LayerConfig, fields: Fields, shapes: Mapping[str, tuple[int, ...]]
 ) -> LayerConfig:
     """Returns the sizes of the layer as its tensors have them."""
-    for prefix in PREFIXES:
+    for prefix in _PREFIXES:
         if f"{prefix}.self_attn.q_norm.weight" in shapes:
             layer = dataclasses.replace(layer, qk_norm=True)
         query = shapes.get(f"{prefix}.self_attn.q_proj.weight", ())
@@ -270,51 +309,6 @@ def _layer_of(
             )
             layer = dataclasses.replace(layer, head_dim=head_dim)
     return layer
-
-
-def written_fields(config: Eagle3HeadConfig, dtype: str) -> dict[str, Any]:
-    """Returns the `config.json` of a head in the published fields.
-
-    What SpecForge's cannot say, or not to every reader, is said in the `config.json` of
-    speculators; what that says about target and serving is left out.
-
-    Args:
-        config: The head's sizes.
-        dtype: The dtype of the stored weights.
-    """
-    layer = config.layer
-    fields = common_fields(config, dtype) | {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "num_hidden_layers": config.num_layers,
-    }
-    if layer.head_dim * layer.num_heads != layer.hidden_size or layer.qk_norm:
-        fields["head_dim"] = layer.head_dim
-    if layer.qk_norm:
-        fields["model_type"] = "qwen3"
-    if config.sliding_window is not None:
-        window = {"sliding_window": config.sliding_window, "use_sliding_window": True}
-        fields |= window | {"layer_types": [SLIDING] * config.num_layers}
-    own: dict[str, Any] = {"draft_vocab_size": config.draft_vocab_size}
-    layers, width = config.feature_layers, config.feature_size // config.num_features
-    if width != layer.hidden_size:
-        own["target_hidden_size"] = width
-    if config.has_feature_norms:
-        own["fc_norm"] = True
-    norms = {
-        name: getattr(config, name)
-        for name in ("norm_before_residual", "norm_before_fc")
-    }
-    norms["norm_output"] = config.recycles_normed
-    if not any(norms.values()) and (layers is None or layers[0] != 1):
-        if layers is not None:
-            shift = 1 if layers[0] == 2 else 0
-            named = [layer - shift for layer in layers]
-            own["eagle_config"] = _USUAL_FEATURES | {_LAYERS: named}
-        return fields | own
-    if layers is not None:
-        own[_LAYERS] = list(layers)
-    outer = {name: fields.pop(name) for name in ("torch_dtype", "written_by")}
-    return {SPECULATORS: "eagle3"} | norms | own | outer | {_NESTED: fields}
 
 
 def _read_layers(fields: Fields, *, is_theirs: bool) -> tuple[int, ...] | None:
@@ -340,9 +334,9 @@ def _read_layers(fields: Fields, *, is_theirs: bool) -> tuple[int, ...] | None:
 
 def _flat(fields: Fields) -> Fields:
     """Returns what speculators wrote with the sizes beside the other fields."""
-    kind, nested = fields.get(SPECULATORS, "eagle3"), fields.get(_NESTED, {})
+    kind, nested = fields.get(_SPECULATORS, "eagle3"), fields.get(_NESTED, {})
     if kind != "eagle3":
-        raise fields.refusal(f"{SPECULATORS} = {kind!r} is not supported, only eagle3")
+        raise fields.refusal(f"{_SPECULATORS} = {kind!r} is not supported, only eagle3")
     if not isinstance(nested, dict):
         raise fields.refusal(f"{_NESTED} = {nested!r} must be an object")
     outer = {k: v for k, v in fields.values.items() if k not in _NO_SIZES}
