@@ -152,6 +152,19 @@ class Fields:
             raise self.refusal(f"{name} = {value!r} must be true or false")
         return value
 
+    def unnested(self, name: str, *left_out: str) -> "Fields":
+        """Returns the fields of an object in these, beside the others of these.
+
+        Args:
+            name: The field that holds the object; it may be missing.
+            left_out: The names of fields of these to leave out.
+        """
+        nested = self.get(name, {})
+        if not isinstance(nested, dict):
+            raise self.refusal(f"{name} = {nested!r} must be an object")
+        outer = {k: x for k, x in self.values.items() if k not in (name, *left_out)}
+        return Fields(outer | nested, self.path)
+
     def refusal(self, text: str) -> InputError:
         """Returns the error to raise where a field cannot be used."""
         return InputError(f"{self.path}: {text}")
@@ -174,9 +187,8 @@ def check_keys(fields: Fields, more: set[str]) -> None:
             unknown += [] if value is False else [name]
             continue
         neutral = _MATHEMATICS[name]
-        if any(
-            one != neutral for one in (value if isinstance(value, list) else [value])
-        ):
+        values = value if isinstance(value, list) else [value]
+        if any(one != neutral for one in values):
             only = f", only {neutral!r}" if neutral else ""
             raise fields.refusal(f"{name} = {value!r} is not supported{only}")
     if unknown:

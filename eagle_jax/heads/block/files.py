@@ -182,12 +182,7 @@ class StoredBlockHead(Head):
         cls, folder: Path, target: TransformerConfig | None = None
     ) -> BlockHeadConfig:
         has_norms = "layers.0.self_attn.q_norm.weight" in open_weights(folder).names()
-        fields = Fields.read(folder)
-        nested = fields.get(_NESTED, {})
-        if not isinstance(nested, dict):
-            raise fields.refusal(f"{_NESTED} = {nested!r} must be an object")
-        outer = {name: x for name, x in fields.values.items() if name != _NESTED}
-        fields = Fields(outer | nested, fields.path)
+        fields = Fields.read(folder).unnested(_NESTED)
         for name, neutral in _OTHERS.items():
             if fields.get(name, neutral) != neutral:
                 raise fields.refusal(

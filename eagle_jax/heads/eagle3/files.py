@@ -69,7 +69,6 @@ _NO_SIZES = {
     "speculators_version",
     "architectures",
     "model_type",
-    _NESTED,
 }
 
 
@@ -183,7 +182,11 @@ class StoredEagle3Head(FeatureHead):
         shapes = {name: files.shape(name) for name in files.names()}
         is_theirs = not {_SPECULATORS, "speculators_config"}.isdisjoint(fields.values)
         if is_theirs:
-            fields = _flat(fields)
+            if (kind := fields.get(_SPECULATORS, "eagle3")) != "eagle3":
+                raise fields.refusal(
+                    f"{_SPECULATORS} = {kind!r} is not supported, only eagle3"
+                )
+            fields = fields.unnested(_NESTED, *_NO_SIZES)
         sizes = read_sizes(fields, *_FIELDS)
         layer, vocab_size = sizes.pop("layer"), sizes["vocab_size"]
         known = fields.size("draft_vocab_size", default=vocab_size)
@@ -330,14 +333,3 @@ def _read_layers(fields: Fields, *, is_theirs: bool) -> tuple[int, ...] | None:
         raise fields.refusal(f"{_LAYERS} = {layers!r} must be a list of layers")
     are_outputs = layers[0] == 1 and not is_theirs
     return tuple(layer + are_outputs for layer in layers)
-
-
-def _flat(fields: Fields) -> Fields:
-    """Returns what speculators wrote with the sizes beside the other fields."""
-    kind, nested = fields.get(_SPECULATORS, "eagle3"), fields.get(_NESTED, {})
-    if kind != "eagle3":
-        raise fields.refusal(f"{_SPECULATORS} = {kind!r} is not supported, only eagle3")
-    if not isinstance(nested, dict):
-        raise fields.refusal(f"{_NESTED} = {nested!r} must be an object")
-    outer = {k: v for k, v in fields.values.items() if k not in _NO_SIZES}
-    return Fields(outer | nested, fields.path)
