@@ -88,9 +88,9 @@ def parse_method(text: str, config: PairConfig) -> RunPlan:
         raise InputError(f"`methods` {text}: {name!r} is no method; known are {known}")
     config = config.with_method(name)
     known = config.method_row.reads
-    values: dict[str, Any] = {}
     if "draft_vocabulary" not in known:
-        values["draft_vocabulary"] = None
+        config = dataclasses.replace(config, draft_vocabulary=None)
+    values: dict[str, Any] = {}
     if config.method_row.is_plain:
         values["acceptance"] = "coupled"
     for part in filter(None, given.split(",")):
@@ -100,11 +100,7 @@ def parse_method(text: str, config: PairConfig) -> RunPlan:
             raise InputError(f"`methods` {text}: {part!r} is not known; give {wanted}")
         values[key] = _read_value(value)
     try:
-        own = {
-            name: values.pop(name) for name in [*values] if name in vars(config.tree)
-        }
-        tree = dataclasses.replace(config.tree, **own)
-        config = dataclasses.replace(config, tree=tree, **values)
+        config = config.with_(**values)
     except InputError as error:
         raise InputError(f"`methods` {text}: {error}") from error
     return RunPlan(label=text, config=config)
@@ -168,6 +164,7 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
 def _read_value(text: str) -> Any:
     """Returns a number or a truth value if the text is one, the text itself if not."""
     try:
-        return parse_json(text, text)
+        value = parse_json(text, text)
     except InputError:
         return text
+    return text if value is None else value
