@@ -64,8 +64,8 @@ def read_data(
         progress: Called to show how far work is.
     """
     run = config.run
-    train = _read(paths, config, report)
-    held_out = _read(held_out_paths, config, report)
+    train = _read(paths, report)
+    held_out = _read(held_out_paths, report)
     if not held_out:
         train, held_out = hold_out(train, share=config.data.held_out, seed=run.seed)
     packed: list[PackedRows] = []
@@ -101,7 +101,7 @@ def read_data(
     )
 
 
-def _read(paths: Sequence[Path], config: TrainConfig, report: Report) -> list[Example]:
+def _read(paths: Sequence[Path], report: Report) -> list[Example]:
     examples: list[Example] = []
     for path in paths:
         found = read_examples(path)

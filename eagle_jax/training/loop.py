@@ -114,7 +114,7 @@ class Run:
                 params=trained.first,
             )
         else:
-            self._state = self._restore(latest)
+            self._state = self._checkpoints.restore(latest, self._shapes)
         self.first_step = latest or 0
         log = self._folder / LOG
         rows = [row for row in read_rows(log) if row["step"] <= self.first_step]
@@ -178,11 +178,9 @@ class Run:
 
     def best(self) -> Any:
         """Returns the best head of the checkpoints, float32, `None` without any."""
-        best = self._checkpoints.best()
-        return None if best is None else self._restore(best).params
-
-    def _restore(self, step: int) -> TrainState:
-        return self._checkpoints.restore(step, self._shapes)
+        if (best := self._checkpoints.best()) is None:
+            return None
+        return self._checkpoints.restore(best, self._shapes).params
 
     def close(self) -> None:
         """Closes the log, and the checkpoints when the last one is written."""

@@ -85,12 +85,10 @@ def train_head(
     dtype = config.run.dtype
     if dtype == "auto":
         dtype = "float32" if on_cpu() else "bfloat16"
-    config = dataclasses.replace(
-        config, run=dataclasses.replace(config.run, dtype=dtype)
-    )
+    run = dataclasses.replace(config.run, dtype=dtype)
+    config = dataclasses.replace(config, run=run)
     folder = checkpoints.resolve(job.target)
-    decode = PairConfig(tree=config.tree, dtype=dtype)
-    source = open_pair(job.target, None, decode)
+    source = open_pair(job.target, None, PairConfig(tree=config.tree, dtype=dtype))
     begun_folder = checkpoints.resolve(job.begin_with) if job.begin_with else None
     head, read = open_beginning(begun_folder, source, config)
     row_length, most = config.data.row_length, source.sizes.max_positions
