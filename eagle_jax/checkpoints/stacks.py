@@ -47,9 +47,8 @@ def split(stored: Stored, layer: LayerConfig) -> Stored:
     Raises:
         InputError: If a matrix has more or fewer rows.
     """
-    query, key = (
-        count * layer.head_dim for count in (layer.num_heads, layer.num_kv_heads)
-    )
+    query = layer.num_heads * layer.head_dim
+    key = layer.num_kv_heads * layer.head_dim
     inner = layer.intermediate_size
     sizes = {
         "self_attn.qkv": {"self_attn.q": query, "self_attn.k": key, "self_attn.v": key},

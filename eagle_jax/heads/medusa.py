@@ -186,8 +186,7 @@ class MedusaHeads(PositionHeads):
         self, params: HeadParams, outputs: jax.Array, *, level: int
     ) -> jax.Array:
         head = params.head.heads[level - 1]
-        own = head.output_head
-        table = output_head(params) if own is None else own
+        table = output_head(params) if head.output_head is None else head.output_head
         return unembed(table, _states(head, outputs))
 
 
