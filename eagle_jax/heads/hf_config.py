@@ -82,9 +82,9 @@ def common_fields(config: Any, dtype: str) -> dict[str, Any]:
     rope = config.layer.rope
     fields = {
         "architectures": [FAMILIES["llama"].architecture],
-        "model_type": "llama",
+        "model_type": "qwen3" if config.layer.qk_norm else "llama",
         **layer_fields(config.layer),
-        "num_hidden_layers": 1,
+        "num_hidden_layers": getattr(config, "num_layers", 1),
         "vocab_size": config.vocab_size,
         "max_position_embeddings": config.max_positions,
         "tie_word_embeddings": False,

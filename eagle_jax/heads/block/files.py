@@ -270,9 +270,7 @@ class StoredBlockHead(Head):
         }
         fields = common_fields(config, how.dtype) | {
             "architectures": [self.architecture],
-            "model_type": "qwen3" if layer.qk_norm else "llama",
             "head_dim": layer.head_dim,
-            "num_hidden_layers": count,
             "num_target_layers": config.num_target_layers,
             "block_size": config.block_size,
             "is_causal": config.is_causal,

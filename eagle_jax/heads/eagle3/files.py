@@ -258,14 +258,10 @@ class StoredEagle3Head(FeatureHead):
         # What SpecForge's fields cannot say, or not to every reader, is said in those
         # of speculators; what these say about target and serving is left out.
         config, layer = self.config, self.config.layer
-        fields = common_fields(config, how.dtype) | {
-            "architectures": ["LlamaForCausalLMEagle3"],
-            "num_hidden_layers": config.num_layers,
-        }
+        fields = common_fields(config, how.dtype)
+        fields["architectures"] = ["LlamaForCausalLMEagle3"]
         if layer.head_dim * layer.num_heads != layer.hidden_size or layer.qk_norm:
             fields["head_dim"] = layer.head_dim
-        if layer.qk_norm:
-            fields["model_type"] = "qwen3"
         if (window := config.sliding_window) is not None:
             fields |= {"sliding_window": window, "use_sliding_window": True}
             fields["layer_types"] = [SLIDING] * config.num_layers
