@@ -39,6 +39,9 @@ embedded pair (26 nodes, 128 tokens, greedy) writes 6.05 tokens per round with n
 """
 
 
+_SHAPES = ("num_nodes", "depth", "width", "choices")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Weights:
     """A kind of weights that methods draft with.
@@ -90,6 +93,8 @@ class Method:
         settings: Its own settings, a frozen dataclass.
         make: The function from such settings to its drafter; `None` decodes plainly.
         weights: The weights that it drafts with; `None` without any.
+        rungs: The sizes of the smaller trees that a tree of its own chooses among,
+            ascending, see `engine.ladder`; `None` where there is nothing to choose.
         trials: The settings that `eagle-jax tune` tries; a method that has none, as one
             whose tree is static, is not tuned.
         has_confidence: Whether all its drafts have probabilities: those of a model, not
@@ -100,6 +105,7 @@ class Method:
     settings: type
     make: Callable[[Any, Context], Drafter] | None
     weights: Weights | None = None
+    rungs: tuple[Mapping[str, int], ...] | None = ()
     trials: tuple[Any, ...] = ()
     has_confidence: bool = True
 
@@ -112,6 +118,11 @@ class Method:
     def own_settings(self) -> tuple[str, ...]:
         """The names of its own settings."""
         return tuple(field.name for field in dataclasses.fields(self.settings))
+
+    @property
+    def shapes(self) -> tuple[str, ...]:
+        """The names of those that say how large its tree is."""
+        return tuple(name for name in self.own_settings if name in _SHAPES)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -280,6 +291,10 @@ SMALL_MODEL = Weights(
 )
 
 _TRIALS = _sizes(TreeConfig, _TREES)
+_RUNGS = tuple(
+    {"num_nodes": num_nodes, "depth": depth, "width": width}
+    for num_nodes, depth, width in ((4, 3, 1), (7, 6, 1), (26, 6, 4))
+)
 # The published chain of lookup has 10 tokens.
 _LOOKUPS = _sizes(LookupConfig, "3/2/1 6/5/1 11/10/1 17/16/1", max_ngram=(2, 3, 5))
 _CHAINS = _sizes(ChainConfig, "1 2 3 4 5 6 8 10", "depth")
@@ -287,18 +302,18 @@ _SWITCHES = _sizes(SwitchConfig, "8/7/1 10/4/4 26/6/4 60/6/10", min_match=(3, 5,
 
 # In the order of EAGLE-2's Table 1; what it does not have stands last.
 _ROWS = (
-    Method("autoregressive", PlainConfig, None),
-    Method("small-model", TreeConfig, _tree_or_chain, SMALL_MODEL, _TRIALS),
-    Method("lookup", LookupConfig, _lookup, None, _LOOKUPS, has_confidence=False),
+    Method("autoregressive", PlainConfig, None, rungs=None),
+    Method("small-model", TreeConfig, _tree_or_chain, SMALL_MODEL, _RUNGS, _TRIALS),
+    Method("lookup", LookupConfig, _lookup, None, _RUNGS, _LOOKUPS, False),
     Method("medusa", StaticConfig, _static(MEDUSA_TREE), MEDUSA),
     Method("hydra", StaticConfig, _static(MEDUSA_TREE), HYDRA),
-    Method("chain", ChainConfig, _chain, EAGLE, _CHAINS),
+    Method("chain", ChainConfig, _chain, EAGLE, ({"depth": 3},), _CHAINS),
     Method("eagle1", StaticConfig, _static(EAGLE1_TREE), EAGLE),
-    Method("eagle2", TreeConfig, _dynamic, EAGLE, _TRIALS),
-    Method("dflash", TreeConfig, _block, DFLASH, _TRIALS),
-    Method("dspark", TreeConfig, _block, DSPARK, _TRIALS),
+    Method("eagle2", TreeConfig, _dynamic, EAGLE, _RUNGS, _TRIALS),
+    Method("dflash", TreeConfig, _block, DFLASH, _RUNGS, _TRIALS),
+    Method("dspark", TreeConfig, _block, DSPARK, _RUNGS, _TRIALS),
     Method("recycling", RecyclingConfig, _recycling, has_confidence=False),
-    Method("eagle2+lookup", SwitchConfig, _switch, EAGLE, _SWITCHES, False),
+    Method("eagle2+lookup", SwitchConfig, _switch, EAGLE, (), _SWITCHES, False),
     Method("rest", RestConfig, _rest, has_confidence=False),
 )
 

@@ -34,9 +34,9 @@ def main(argv: list[str] | None = None) -> None:
     config = join_settings(None, arguments)
     new_tokens = config.request.max_new_tokens
     require(new_tokens >= 2, "--max-new-tokens", new_tokens, "at least 2")
-    require(config.tree.levels >= 1, "--depth", config.tree.levels, "at least 1")
+    require(config.own.levels >= 1, "--depth", config.own.levels, "at least 1")
     # What is decoded with has calibrations of its own.
-    tree = dataclasses.replace(config.tree, calibration="none")
+    tree = dataclasses.replace(config.own, calibration="none")
     config = dataclasses.replace(config, tree=tree)
     pair, prompts = open_measured(arguments, config, least=1)
     fits = calibrate_pair(pair, config, prompts, progress)

@@ -37,6 +37,7 @@ from eagle_jax.cli.session import Session
 from eagle_jax.cli.settings import PAIR_GROUPS, add_groups, join_settings
 from eagle_jax.engine import Engine, PairConfig, Request
 from eagle_jax.engine.calls import empty_engine_for
+from eagle_jax.engine.config import AutoTree
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
 from eagle_jax.files import write_json, write_whole
@@ -208,15 +209,16 @@ def _conditions(
     """Returns the settings and versions that the results of a run depend on."""
     pair, request = dataclasses.asdict(engine.pair.config), dataclasses.asdict(shared)
     pair |= {"dtype": engine.pair.dtype, "max_length": engine.max_length}
-    del pair["request"]
+    own = dataclasses.asdict(engine.pair.config.own)
+    own["is_auto"] = isinstance(engine.pair.config.tree, AutoTree)
+    del pair["request"], pair["tree"]
     names = {"target": arguments.target, "draft": arguments.draft}
     schema, names = arguments.schema_file, names | {"chat": arguments.chat}
     names |= {"regex": shared.regex, "json_schema": schema and str(schema)}
     shape = mesh_shape(arguments)
     names |= {"mesh": None if shape is None else str(shape)}
     return {
-        "settings": names
-        | {"tree": pair.pop("tree"), "pair": pair, "request": request},
+        "settings": names | {"tree": own, "pair": pair, "request": request},
         "versions": versions(),
         "device": jax.devices()[0].device_kind,
         "target_bytes": num_bytes(engine.pair.params.target),

@@ -24,6 +24,7 @@ def run_record(text: Text, *, prompt: str) -> dict[str, Any]:
         ),
         "accept_lengths": text.accept_lengths,
         "rounds": len(text.accept_lengths),
+        "rounds_by_tree": text.trees,
         "tokens_per_round": tokens_per_round(
             [len(text.token_ids)], len(text.accept_lengths)
         ),
@@ -72,6 +73,9 @@ def summary(totals: dict[str, Any]) -> str:
         f"{decimals(totals['tokens_per_second'], 1)} tokens/s",
         f"{totals['compile_seconds']:.1f} s compiling",
     ]
+    if len(trees := totals["rounds_by_tree"]) > 1:
+        chosen = ", ".join(f"{tree} {count}" for tree, count in trees.items())
+        parts.insert(2, f"trees: {chosen}")
     if "speedup" in totals:
         plain = totals["autoregressive_tokens_per_second"]
         identical = {

@@ -1,5 +1,6 @@
 """Decodes all prompts of a command, and shows their texts as they are decided."""
 
+import collections
 from typing import Any
 
 from rich.console import Console
@@ -109,9 +110,13 @@ class Session:
         """Returns sums over the texts so far."""
         lengths = [*map(len, self.ids)]
         rounds = sum(run["rounds"] for run in self.runs)
+        trees = collections.Counter[str]()
+        for run in self.runs:
+            trees.update(run["rounds_by_tree"])
         return {
             "tokens": sum(lengths),
             "rounds": rounds,
+            "rounds_by_tree": dict(trees),
             "tokens_per_round": tokens_per_round(lengths, rounds),
             "tokens_per_second": self.speed,
             "compile_seconds": self.compile_seconds,

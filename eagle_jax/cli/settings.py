@@ -152,7 +152,7 @@ def join_settings(path: Path | None, arguments: argparse.Namespace) -> PairConfi
         # A dynamic tree's settings may come with every pair, whatever drafts.
         if name not in _DYNAMIC:
             config.check_reads(name)
-    known = vars(config) | vars(config.tree) | vars(config.request)
+    known = vars(config) | vars(config.own) | vars(config.request)
     return config.with_(**_given(arguments, known))
 
 

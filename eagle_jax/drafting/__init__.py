@@ -4,6 +4,7 @@ from eagle_jax.drafting.calibration import Calibration, Confidence
 from eagle_jax.drafting.lookup import LookupConfig, LookupDrafter
 from eagle_jax.drafting.model import DraftModel
 from eagle_jax.drafting.recycling import RecyclingConfig, RecyclingDrafter
+from eagle_jax.drafting.root_only import RootOnly
 from eagle_jax.drafting.small_model import SmallModel
 from eagle_jax.drafting.switch import SwitchConfig, SwitchDrafter, find_tree_drafter
 from eagle_jax.drafting.trees import TreeDrafter
@@ -16,6 +17,7 @@ __all__ = [
     "LookupDrafter",
     "RecyclingConfig",
     "RecyclingDrafter",
+    "RootOnly",
     "SmallModel",
     "SwitchConfig",
     "SwitchDrafter",

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from eagle_jax.config import require, require_float32
+from eagle_jax.interface import Draws
 
 SAMPLED_KAPPA = 1.5
 """The `kappa` under shared noise where no calibration is given."""
@@ -100,6 +101,21 @@ class Calibration:
 
     greedy: Confidence = Confidence()
     sampled: Confidence = Confidence(kappa=SAMPLED_KAPPA)
+
+    def exponents(self, draws: Draws, width: int, *, level: int) -> jax.Array | None:
+        """Returns the exponents `[K]` or `[B, K]` of siblings; `None` if all are 1."""
+        greedy = self.greedy
+        # Without shared noise every row drafts as at temperature 0.
+        sampled = greedy if draws.noise is None else self.sampled
+        if greedy.is_plain and sampled.is_plain:
+            return None
+        if greedy == sampled:
+            return greedy.factors(width, level=level)
+        return jnp.where(
+            draws.sampling.temperature[:, None] > 0,
+            sampled.factors(width, level=level),
+            greedy.factors(width, level=level),
+        )
 
 
 UNCALIBRATED = Calibration()

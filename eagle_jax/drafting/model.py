@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.interface import Cache, Entries, PromptChunk
+from eagle_jax.interface import Cache, Entries, PromptChunk, Verified
 from eagle_jax.interface.ordering import after
 
 Run = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Entries]]
@@ -173,3 +173,37 @@ def read_waiting(
     cache = commit(state.cache, entries, rows, after(state.count, output[:, 0]))
     nothing = jnp.zeros_like(state.count)
     return output, dataclasses.replace(state, cache=cache, count=nothing)
+
+
+def postpone(model: DraftModel, params: Any, state: Any, verified: Verified) -> Any:
+    """Returns the state after a token that nobody drafted, which waits with others.
+
+    They are read where no place is left: a model reads several tokens in the time of
+    one, so that plain decoding is hardly slower for a drafter that goes on later.
+
+    Args:
+        model: The draft model.
+        params: Its weights.
+        state: A state with `tokens` or `features` `[B, P, ...]` that wait, or both, and
+            their `count` `[B]`.
+        verified: A round whose trees are their roots.
+    """
+    token, places = verified.path_tokens[:, 0], jnp.arange(len(state.count))
+    width = max(x.shape[1] for x in _waiting(state).values())
+    state = jax.lax.cond(
+        (state.count >= width).any(),
+        lambda: model.read(params, state, token)[1],
+        lambda: state,
+    )
+    new = {"tokens": verified.path_tokens, "features": verified.path_features}
+    waiting = {
+        name: old.at[places, state.count].set(new[name][:, 0].astype(old.dtype))
+        for name, old in _waiting(state).items()
+    }
+    return dataclasses.replace(state, count=state.count + verified.count, **waiting)
+
+
+def _waiting(state: Any) -> dict[str, jax.Array]:
+    """Returns what waits, by the names of a state's fields."""
+    names = [name for name in ("tokens", "features") if hasattr(state, name)]
+    return {name: getattr(state, name) for name in names}

@@ -11,7 +11,7 @@ import numpy as np
 from eagle_jax import tree as trees
 from eagle_jax.config import TreeConfig, require
 from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration
-from eagle_jax.drafting.model import DraftModel
+from eagle_jax.drafting.model import DraftModel, postpone
 from eagle_jax.interface import Draws, PromptChunk, Verified
 from eagle_jax.prng import gumbel, own_keys
 from eagle_jax.sampling import process_logits
@@ -39,6 +39,8 @@ class TreeDrafter:
         sampled: Whether, under the acceptance rule "rejection", a static tree's
             children are drawn from the model's distribution, as the published EAGLE-1
             and speculative sampling do, instead of taking the most likely.
+        shared_depth: The depth of the deepest tree that shares this one's state; the
+            own depth if that is larger.
 
     Raises:
         InputError: If a dynamic tree is to be sampled: its shape would depend on what
@@ -53,6 +55,7 @@ class TreeDrafter:
     calibration: Calibration = UNCALIBRATED
     shares_noise: bool = True
     sampled: bool = False
+    shared_depth: int = 0
 
     def __post_init__(self) -> None:
         """Refuses too deep trees, dynamic ones of draws, and settings without use."""
@@ -87,7 +90,9 @@ class TreeDrafter:
         """See `Drafter.init_state`; `()` where nothing is drafted."""
         if self.depth == 0:
             return ()
-        return self.model.init_state(batch, capacity, self.depth)
+        return self.model.init_state(
+            batch, capacity, max(self.depth, self.shared_depth)
+        )
 
     def prefill_chunk(self, params: Any, state: Any, chunk: PromptChunk) -> Any:
         """See `Drafter.prefill_chunk`."""
@@ -134,9 +139,16 @@ class TreeDrafter:
         """See `Drafter.advance`."""
         if self.depth == 0:
             return state
-        return self.model.advance(
-            state, verified.path_tokens, verified.path_features, verified.count
-        )
+        more = max(self.shared_depth - self.depth, 0)
+        tokens = jnp.pad(verified.path_tokens, ((0, 0), (0, more)))
+        features = jnp.pad(verified.path_features, ((0, 0), (0, more), (0, 0)))
+        return self.model.advance(state, tokens, features, verified.count)
+
+    def rest(self, params: Any, state: Any, verified: Verified) -> Any:
+        """Takes in a token that nobody drafted, see `RootOnly`."""
+        if self.depth == 0:
+            return state
+        return postpone(self.model, params, state, verified)
 
 
 class _Level:
@@ -199,7 +211,7 @@ def _grow_dynamic(
         scores = _scores(nodes.logits(), draws, calibration, level=level)
         choices, log_probs = trees.top_children(scores, config.width)
         tokens = nodes.tokens(choices)
-        factors = _exponents(calibration, draws, config.width, level=level)
+        factors = calibration.exponents(draws, config.width, level=level)
         if factors is None:
             return tokens, log_probs
         # Exponents by rank may change the order, and `expand` takes the best first.
@@ -346,24 +358,6 @@ def _scores(
         logits = logits * sharpness[:, None, None]
     scores = process_logits(logits, draws.sampling) + noise[:, None]
     return kappa[:, None, None] * scores
-
-
-def _exponents(
-    calibration: Calibration, draws: Draws, width: int, *, level: int
-) -> jax.Array | None:
-    """Returns the exponents `[K]` or `[B, K]` of siblings; `None` if all are 1."""
-    greedy = calibration.greedy
-    # Without shared noise every row drafts as at temperature 0.
-    sampled = calibration.greedy if draws.noise is None else calibration.sampled
-    if greedy.is_plain and sampled.is_plain:
-        return None
-    if greedy == sampled:
-        return greedy.factors(width, level=level)
-    return jnp.where(
-        draws.sampling.temperature[:, None] > 0,
-        sampled.factors(width, level=level),
-        greedy.factors(width, level=level),
-    )
 
 
 def _over_vocabulary(nodes: _Level, logits: jax.Array) -> jax.Array:

@@ -21,6 +21,17 @@ from eagle_jax.parsing import check_types, hints_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class AutoTree:
+    """A tree that chooses itself, by what its rounds take and bring.
+
+    Attributes:
+        settings: The method's settings, with the largest tree.
+    """
+
+    settings: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PairConfig:
     """All settings of a pair: what drafts, arithmetic, and what requests begin with.
 
@@ -32,8 +43,11 @@ class PairConfig:
             head, static ones of Medusa or Hydra heads, the tree of a smaller model (a
             chain at width 1), earlier text, tokens that the target held likely after
             others, or none.
-        tree: The method's own settings (`Method.settings`); `None`, which is replaced,
-            for their defaults.
+        tree: The method's own settings (`Method.settings`). "auto", as which `None`
+            counts, becomes an `AutoTree` of their defaults: among the root alone and
+            trees up to theirs, that which pays is chosen as the text goes on. Where
+            the text depends on the tree (`acceptance` "rejection"), and over several
+            processes, it is the largest one.
         acceptance: The acceptance rule above temperature 0: "coupled" gives the very
             tokens of plain decoding with the same seed; "rejection" gives the same
             distribution with other tokens, and static trees and chains then draw their
@@ -69,13 +83,15 @@ class PairConfig:
             length = self.max_length
             require(length >= 2, "max_length", length, "at least 2 (prompt + output)")
             require_int32("max_length", length)
-        kind = self.method_row.settings
-        if self.tree is None:
-            object.__setattr__(self, "tree", kind())
-        if type(self.tree) is not kind:
+        row = self.method_row
+        if self.tree is None or self.tree == "auto":
+            own = row.settings()
+            chosen = own if row.rungs is None else AutoTree(settings=own)
+            object.__setattr__(self, "tree", chosen)
+        if type(self.own) is not row.settings:
             raise InputError(
-                f"tree = {type(self.tree).__name__} is not of method {self.method}, "
-                f"which has {kind.__name__}"
+                f"tree = {type(self.own).__name__} is not of method {self.method}, "
+                f"which has {row.settings.__name__}"
             )
 
     @classmethod
@@ -103,9 +119,11 @@ class PairConfig:
         row = METHODS.get(method or "")
         if "method" not in pair and row and {*tree} <= {*row.own_settings}:
             pair = pair | {"method": row.name}
-        own = METHODS.get(str(pair.get("method", cls.method)), PLAIN).settings
+        row = METHODS.get(str(pair.get("method", cls.method)), PLAIN)
+        own = from_table(row.settings, tree, f"{where} [tree]")
+        is_fixed = row.rungs is None or {*tree} & {*row.shapes}
         parts = {
-            "tree": from_table(own, tree, f"{where} [tree]"),
+            "tree": own if is_fixed else AutoTree(settings=own),
             "request": made(Request, asked, f"{where} [request]"),
         }
         return made(cls, pair | parts, f"{where} [pair]")
@@ -114,6 +132,16 @@ class PairConfig:
     def method_row(self) -> Method:
         """The row of the method that drafts."""
         return find_method(self.method)
+
+    @property
+    def own(self) -> Any:
+        """The method's own settings, of whatever tree."""
+        return self.tree.settings if isinstance(self.tree, AutoTree) else self.tree
+
+    @property
+    def fixed(self) -> "PairConfig":
+        """The same with the largest tree in every round."""
+        return dataclasses.replace(self, tree=self.own)
 
     @property
     def rule(self) -> Literal["greedy"] | Acceptance:
@@ -132,8 +160,10 @@ class PairConfig:
         method = find_method(name)
         if method.settings is self.method_row.settings:
             return dataclasses.replace(self, method=name)
-        shared = set(method.own_settings) & set(vars(self.tree))
-        tree = method.settings(**{key: getattr(self.tree, key) for key in shared})
+        shared = set(method.own_settings) & set(vars(self.own))
+        tree = method.settings(**{key: getattr(self.own, key) for key in shared})
+        if isinstance(self.tree, AutoTree) and method.rungs is not None:
+            tree = AutoTree(settings=tree)
         return dataclasses.replace(self, method=name, tree=tree)
 
     def with_(self, **settings: Any) -> "PairConfig":
@@ -150,14 +180,22 @@ class PairConfig:
         config = self.with_method(given.pop("method", self.method))
         common, own, asked = (
             {name: given.pop(name) for name in names if name in given}
-            for names in (vars(config), vars(config.tree), vars(config.request))
+            for names in (vars(config), vars(config.own), vars(config.request))
         )
         for name in given:
             config.check_reads(name)
         config = dataclasses.replace(config, **common)
+        shapes = [name for name in own if name in config.method_row.shapes]
+        if shapes and common.get("tree") == "auto":
+            raise InputError(
+                f'tree = "auto" chooses `{shapes[0]}` itself; leave one of them out'
+            )
+        tree = dataclasses.replace(config.own, **own)
+        if isinstance(config.tree, AutoTree) and not shapes:
+            tree = AutoTree(settings=tree)
         return dataclasses.replace(
             config,
-            tree=dataclasses.replace(config.tree, **own),
+            tree=tree,
             request=dataclasses.replace(config.request, **asked),
         )
 

@@ -196,12 +196,15 @@ class Engine:
         size, *larger = self._rows.cache_sizes(bucket)
         samples = num_samples(texts, self.batch_size // self.pair.num_parts)
         state = programs.prefill(requests, num_slots=size, num_samples=samples)
+        rung = -1
+        if programs.chooser is not None:
+            rung, _ = programs.chooser.next(self.batch_size, 0, {})
         if any(text.keeps_rounds for text in texts) and programs.decoder.depth:
-            state, _ = programs.decode_round(state)
+            state, _ = programs.decode_round(state, rung)
         else:
-            state = programs.decode_until(state, 1, 0)
+            state = programs.decode_until(state, 1, 0, rung)
         for size in larger if with_growth else ():
-            state = programs.decode_until(programs.grow(state, size), 1, 0)
+            state = programs.decode_until(programs.grow(state, size), 1, 0, rung)
 
     def _check_usable(self) -> None:
         if self.is_broken:

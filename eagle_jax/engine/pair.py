@@ -102,7 +102,7 @@ class Pair:
         """
         return cls(
             target=target,
-            config=config or PairConfig(),
+            config=(config or PairConfig()).fixed,
             make_drafter=lambda settings, rule: drafter,
             read_params=lambda pair: (params, None),
             read_tokenizer=lambda: tokenizer,
@@ -180,14 +180,15 @@ class Pair:
 
     def drafter_for(self, rule: AcceptanceRule) -> Drafter | None:
         """Returns the drafter for a rule of acceptance, made once."""
-        key = self.make_drafter, self.config.tree, rule
+        key = self.make_drafter, self.config.own, rule
         if key not in self.kept:
-            self.kept[key] = self.make_drafter(self.config.tree, rule)
+            self.kept[key] = self.make_drafter(self.config.own, rule)
         return self.kept[key]
 
     def with_drafter(self, drafter: Drafter | None) -> Self:
         """Returns the pair with another drafter, `None` for none."""
-        return dataclasses.replace(self, make_drafter=lambda settings, rule: drafter)
+        make, config = lambda settings, rule: drafter, self.config.fixed
+        return dataclasses.replace(self, make_drafter=make, config=config)
 
     @shown(TextKeywords)
     def generate(

@@ -22,6 +22,7 @@ from eagle_jax.decoding.growth import Limits
 from eagle_jax.decoding.requests import NO_TOKEN, Requests, make_requests
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import DecodeState, StopReason
+from eagle_jax.engine.ladder import chooser_of, ladder_of
 from eagle_jax.engine.needs import BatchNeeds
 from eagle_jax.engine.text import News, Text
 
@@ -56,6 +57,10 @@ class Store:
     def num_kept(self) -> int:
         """The number of programs that are kept now."""
         return len(self._kept)
+
+    def has(self, key: Hashable) -> bool:
+        """Returns whether a program is kept."""
+        return key in self._kept
 
     def get(
         self, key: Hashable, compile_it: Callable[[], jax.stages.Compiled]
@@ -96,7 +101,9 @@ class Programs:
     Attributes:
         pair: The pair.
         needs: What the texts may ask for.
-        decoder: The target, the drafter and the acceptance rule.
+        decoder: The target, the drafter of the largest tree and the acceptance rule.
+        rungs: The trees that rounds may draft, the largest last.
+        chooser: What chooses among them; `None` where there is one alone.
         params: The pair's parameters, with those of the constraint.
     """
 
@@ -111,16 +118,27 @@ class Programs:
             if pair.sharding is not None:
                 tables = jax.device_put(tables, pair.sharding.everywhere)
             self.params = dataclasses.replace(self.params, constraint=tables)
+        self.rungs = ladder_of(pair, rule)
+        self.chooser = chooser_of(pair, self.rungs)
         self.decoder = Decoder(
             target=pair.target,
-            drafter=pair.drafter_for(rule),
+            drafter=self.rungs[-1].drafter,
             acceptance=rule,
             constraint=constraint,
             logprobs=needs.logprobs,
         )
+        self._decoders = [
+            dataclasses.replace(self.decoder, drafter=rung.drafter)
+            for rung in self.rungs
+        ]
         where = tuple(leaf.sharding for leaf in jax.tree.leaves(self.params))
-        self._identity = self.decoder, _shapes(self.params), where
+        self._identity = _shapes(self.params), where
         self._store = PROGRAMS
+
+    @property
+    def compile_seconds(self) -> float:
+        """The seconds that compiling took, over all programs of the process so far."""
+        return self._store.compile_seconds
 
     def requests(
         self, texts: Sequence[Text], rows: int, prompt_bucket: int, max_length: int
@@ -206,15 +224,26 @@ class Programs:
         return dataclasses.replace(state, stop_reason=self._put(jnp.asarray(reasons)))
 
     def decode_until(
-        self, state: DecodeState, most_rounds: int, most_ended: int
+        self, state: DecodeState, most_rounds: int, most_ended: int, rung: int = -1
     ) -> DecodeState:
         """See `speculative.decode_until`; the state is donated."""
         limits = Limits(np.int32(most_rounds), np.int32(most_ended))
-        return self.call(speculative.decode_until, state, limits)
+        return self.call(speculative.decode_until, state, limits, rung=rung)
 
-    def decode_round(self, state: DecodeState) -> tuple[DecodeState, Round]:
+    def decode_round(
+        self, state: DecodeState, rung: int = -1
+    ) -> tuple[DecodeState, Round]:
         """See `speculative.decode_round`; the state is donated."""
-        return self.call(speculative.decode_round, state)
+        return self.call(speculative.decode_round, state, rung=rung)
+
+    def are_compiled(self, state: DecodeState) -> dict[int, bool]:
+        """Returns which of the trees' loops over such a state are kept."""
+        limits = Limits(np.int32(0), np.int32(0))
+        shapes = _shapes((state, limits))
+        return {
+            place: self._store.has(self._key(speculative.decode_until, {}, one, shapes))
+            for place, one in enumerate(self._decoders)
+        }
 
     def rounds(self, done: Round) -> dict[int, Round]:
         """Returns a round of the rows that were running, without the batch's axis."""
@@ -254,7 +283,12 @@ class Programs:
         return rows if sharding is None else sharding.put_rows(rows)
 
     def call(
-        self, function: Callable[..., Any], rows: Any, *rest: Any, **static: Any
+        self,
+        function: Callable[..., Any],
+        rows: Any,
+        *rest: Any,
+        rung: int = -1,
+        **static: Any,
     ) -> Any:
         """Runs a function of the library on the weights, compiled once per shape.
 
@@ -263,24 +297,31 @@ class Programs:
             rows: The requests of a prefill, otherwise a state, which is donated unless
                 what is returned has other `num_slots`.
             *rest: Its other arrays, which every device has whole.
+            rung: The place of the tree that is drafted, if any is.
             **static: The function's static arguments, but for the decoder.
         """
-        arguments = (rows, *rest)
-        key = (function, tuple(static.items()), self._identity, _shapes(arguments))
+        arguments, decoder = (rows, *rest), self._decoders[rung]
         program = self._store.get(
-            key,
+            self._key(function, static, decoder, _shapes(arguments)),
             lambda: (
-                self._bind(function, static).lower(self.params, *arguments).compile()
+                self._bind(function, static, decoder)
+                .lower(self.params, *arguments)
+                .compile()
             ),
         )
         return jax.block_until_ready(program(self.params, *arguments))
 
+    def _key(
+        self, function: Any, static: dict[str, Any], decoder: Decoder, shapes: Hashable
+    ) -> Hashable:
+        return function, tuple(static.items()), decoder, self._identity, shapes
+
     def _bind(
-        self, function: Callable[..., Any], static: dict[str, Any]
+        self, function: Callable[..., Any], static: dict[str, Any], decoder: Decoder
     ) -> jax.stages.Wrapped:
         """Returns a function of weights and arrays that keeps no program by itself."""
         # What a module's own `jax.jit` compiles lives as long as the module.
-        bound = functools.partial(inspect.unwrap(function), self.decoder, **static)
+        bound = functools.partial(inspect.unwrap(function), decoder, **static)
         crosses_rows = function in (_insert, slots.reuse_prefill)
         donates = "num_slots" not in static and function is not slots.reuse_prefill
         sharding = self.pair.sharding

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from eagle_jax.decoding.growth import bucket_sizes
 from eagle_jax.decoding.requests import Requests, bucket_length
 from eagle_jax.decoding.state import DecodeState, StopReason
+from eagle_jax.engine.ladder import Chooser
 from eagle_jax.engine.prefill import Reading, find_prefix, num_samples, num_slots_for
 from eagle_jax.engine.programs import Programs
 from eagle_jax.engine.text import Text
@@ -33,6 +36,8 @@ class Rows:
         self.programs = programs
         self.texts: list[Text | None] = [None] * batch_size
         self._state: DecodeState | None = None
+        # The tree of the last rounds, and their time that no figures have yet.
+        self._rung, self._seconds = -1, 0.0
         # What each row holds, the texts that have ended included.
         self._held: list[list[int]] = [[] for _ in self.texts]
 
@@ -99,14 +104,22 @@ class Rows:
         running, programs = self.running, self.programs
         texts, depth, done = [*running.values()], programs.decoder.depth, None
         most_ended = 0 if until_one_ends else _UNLIMITED
+        compiling = programs.compile_seconds
         with programs.timing(texts, "decode_seconds") as taken:
             self._ensure_slots(max(text.length for text in texts) + depth + 1)
             assert self._state is not None
+            most = rounds or _UNLIMITED
+            if programs.chooser is not None:
+                self._rung, most = self._choose(programs.chooser, most)
             if depth and any(text.keeps_rounds for text in texts):
-                self._state, done = programs.decode_round(self._state)
+                self._state, done = programs.decode_round(self._state, self._rung)
             else:
-                most = rounds or _UNLIMITED
-                self._state = programs.decode_until(self._state, most, most_ended)
+                self._state = programs.decode_until(
+                    self._state, most, most_ended, self._rung
+                )
+        self._seconds += taken[0]
+        if programs.chooser is not None:
+            programs.chooser.compiled(programs.compile_seconds - compiling)
         for row, one in programs.rounds(done).items() if done is not None else ():
             if (text := self.texts[row]) is not None and text.keeps_rounds:
                 text.rounds.append((one, taken[0]))
@@ -115,9 +128,10 @@ class Rows:
         """Takes in what texts gained; those that have ended leave."""
         state, programs, running = self._state, self.programs, self.running
         assert state is not None
-        reasons, lengths = programs.fetch((state.stop_reason, state.lengths))
-        for row, text in running.items():
-            text.length = int(lengths[row])
+        reasons, lengths, num_rounds = programs.fetch(
+            (state.stop_reason, state.lengths, state.num_rounds)
+        )
+        self._record(lengths, num_rounds)
         seen = {
             row: text
             for row, text in running.items()
@@ -136,6 +150,32 @@ class Rows:
                 self.texts[row] = None
                 if (check := programs.pair.fit_check) is not None:
                     check.judge(text, programs.decoder)
+
+    def _choose(self, chooser: Chooser, most: int) -> tuple[int, int]:
+        """Returns the tree of the next rounds, and the most of them."""
+        texts, programs = self.running.values(), self.programs
+        left = sum(
+            len(text.prompt_ids) + text.request.max_new_tokens - text.length
+            for text in texts
+        )
+        assert self._state is not None
+        there = programs.are_compiled(self._state)
+        rung, stretch = chooser.next(len(self.texts), left, there)
+        return rung, min(most, stretch)
+
+    def _record(self, lengths: np.ndarray, num_rounds: np.ndarray) -> None:
+        """Counts what the last rounds brought the running texts."""
+        label, gained, rounds = self.programs.rungs[self._rung].label, 0, [0]
+        for row, text in self.running.items():
+            gained += int(lengths[row]) - text.length
+            rounds.append(int(num_rounds[row]) - sum(text.trees.values()))
+            text.length = int(lengths[row])
+            if rounds[-1]:
+                text.trees[label] = text.trees.get(label, 0) + rounds[-1]
+        chooser = self.programs.chooser
+        if chooser is not None and self._seconds:
+            chooser.record(max(rounds), sum(rounds), gained, self._seconds)
+        self._seconds = 0.0
 
     def free(self, row: int) -> None:
         """Ends the text of a row."""

@@ -36,7 +36,7 @@ class TokenLogprob:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generation:
-    """The continuation of one prompt.
+    """The continuation of one prompt; two are equal if their texts are.
 
     Attributes:
         text: The text that was added to the prompt.
@@ -48,6 +48,8 @@ class Generation:
         stop_reason: The same in more detail.
         accept_lengths: The number of drafted tokens that each round accepted, uncut by
             limits.
+        trees: How many rounds each tree drafted, by its sizes; "root" for those without
+            drafts.
         seed: The seed that it drew with; given again, it draws the same text.
         logprobs: One entry per token of `token_ids`; `None` unless asked for.
         prompt_logprobs: One per token of `prompt_ids` after the first, which has none;
@@ -61,8 +63,9 @@ class Generation:
     prompt_ids: list[int]
     finish_reason: str | None
     stop_reason: StopReason
-    accept_lengths: list[int]
+    accept_lengths: list[int] = dataclasses.field(compare=False)
     seed: int
+    trees: dict[str, int] = dataclasses.field(default_factory=dict, compare=False)
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     prefill_seconds: float = dataclasses.field(default=0.0, compare=False)
@@ -158,6 +161,7 @@ class Text:
         stop_reason: The reason why it ended; `RUNNING` if it has not.
         accept_lengths: The number of drafted tokens that each round accepted, uncut by
             limits.
+        trees: See `Generation`.
         expected: The number of rounds that were to accept a draft of level 1, and one
             of level 2, by the draft's own confidences.
         logprobs: See `Generation`.
@@ -201,6 +205,7 @@ class Text:
         self.token_ids: list[int] = []
         self.stop_reason = StopReason.RUNNING
         self.accept_lengths: list[int] = []
+        self.trees: dict[str, int] = {}
         self.expected = 0.0, 0.0
         self.logprobs: list[TokenLogprob] | None = None
         self.prompt_logprobs: list[TokenLogprob] | None = None
@@ -272,6 +277,7 @@ class Text:
             stop_reason=self.stop_reason,
             accept_lengths=self.accept_lengths,
             seed=self.request.seed,
+            trees=self.trees,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             prefill_seconds=self.prefill_seconds,

@@ -103,7 +103,7 @@ def parse_method(text: str, config: PairConfig) -> RunPlan:
         config = config.with_(**values)
     except InputError as error:
         raise InputError(f"`methods` {text}: {error}") from error
-    return RunPlan(label=text, config=config)
+    return RunPlan(label=text, config=config.fixed)
 
 
 def make_runs(
@@ -135,7 +135,7 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
     config, grower = plan.config, find_tree_drafter(drafter)
     # The switch's copies may be longer than its tree is deep.
     sized = grower or drafter
-    every = vars(config.tree) | {"draft_vocabulary": config.draft_vocabulary}
+    every = vars(config.own) | {"draft_vocabulary": config.draft_vocabulary}
     settings = {
         "method": config.method,
         "label": plan.label,
@@ -154,7 +154,7 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
     is_shared = is_sampled and grower.shares_noise
     calibration = grower.calibration
     used = calibration.sampled if is_shared else calibration.greedy
-    name = getattr(config.tree, "calibration", None) or "the draft's own"
+    name = getattr(config.own, "calibration", None) or "the draft's own"
     return settings | {
         "shared_noise": is_shared if is_sampled else None,
         "calibration": None if used.is_plain else name,

@@ -19,6 +19,7 @@ class Metrics:
         self._requests = collections.Counter[str](dict.fromkeys(_OUTCOMES, 0))
         self._texts = self._prompt_tokens = self._tokens = self._rounds = 0
         self._accepted = collections.Counter[int]()
+        self._trees = collections.Counter[str]()
         self._first_seconds = 0.0
         self._first_counts = [0] * (len(_SECONDS) + 1)
 
@@ -37,6 +38,7 @@ class Metrics:
         self._prompt_tokens += len(generation.prompt_ids)
         self._tokens += len(generation.token_ids)
         self._rounds += len(generation.accept_lengths)
+        self._trees.update(generation.trees)
         for accepted in generation.accept_lengths:
             self._accepted.update(range(1, accepted + 1))
 
@@ -51,6 +53,7 @@ class Metrics:
                 _metric("prompt_tokens_total", "counter", {"": self._prompt_tokens}),
                 _metric("generated_tokens_total", "counter", {"": self._tokens}),
                 _metric("rounds_total", "counter", {"": self._rounds}),
+                _metric("tree_rounds_total", "counter", _by("tree", self._trees)),
                 _metric("tokens_per_round", "gauge", {"": rate}),
                 _metric("accepted_total", "counter", _by("depth", self._accepted)),
                 self._first_tokens(),

@@ -11,7 +11,7 @@ import pytest
 from eagle_jax.decoding import autoregressive, slots, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
-from eagle_jax.drafting import RecyclingDrafter, SmallModel, TreeDrafter
+from eagle_jax.drafting import RecyclingDrafter, RootOnly, SmallModel, TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.testing.programs import every_line, find_copies
 from eagle_jax.tree import chain
@@ -31,6 +31,7 @@ def programs() -> dict[str, Any]:
     target, drafter, params = make_pair()
     requests = requests_like(0)
     drafting = Decoder(target=target, drafter=drafter)
+    resting = Decoder(target=target, drafter=RootOnly(drafter=drafter))
     plain = Decoder(target=target, acceptance="greedy")
     settings = {"num_slots": NUM_SLOTS}
     state = speculative.prefill(drafting, params, requests, **settings)
@@ -38,6 +39,7 @@ def programs() -> dict[str, Any]:
     lowered = {
         "decode_round": speculative.decode_round.lower(drafting, params, state),
         "decode": speculative.decode.lower(drafting, params, state),
+        "root only": speculative.decode.lower(resting, params, state),
         "autoregressive": autoregressive.decode.lower(plain, params, begun),
         "slots.generate": slots.generate.lower(drafting, params, state),
         "slots.insert": slots.insert.lower(state, state, 0),
@@ -119,5 +121,5 @@ def test_no_step_sorts_the_vocabulary(programs: dict[str, Any]) -> None:
             int(shape.strip("[]").split(",")[-1].split("[")[-1]) for shape in sorts
         ]
         assert VOCABULARY not in widths, name
-        if name not in ("autoregressive", "slots.insert"):
+        if name not in ("autoregressive", "root only", "slots.insert"):
             assert text.count('custom_call_target="TopK"') >= 3

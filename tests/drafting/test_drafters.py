@@ -11,12 +11,14 @@ import pytest
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
+from eagle_jax.decoding.growth import Limits
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.drafting import (
     Calibration,
     Confidence,
     LookupDrafter,
     RecyclingDrafter,
+    RootOnly,
     SmallModel,
     SwitchDrafter,
     TreeDrafter,
@@ -187,6 +189,69 @@ def test_sampled_text_is_plain_decodings_and_every_tree_is_valid(
         for row in range(4):
             assert_valid_tree(jax.tree.map(lambda x, row=row: x[row], done.tree))
     assert_plain(requests, state, Params(target=target_params), "coupled")
+
+
+def changing(drafter: Drafter) -> list[Drafter]:
+    """Drafters that share a state: none, a chain of one, and the one that is given."""
+    found = [RootOnly(drafter=drafter), drafter]
+    if isinstance(drafter, TreeDrafter):
+        shorter = dataclasses.replace(
+            drafter, tree=chain(1), shared_depth=drafter.depth
+        )
+        found.insert(1, shorter)
+    return found
+
+
+# One of each kind of state.
+CHANGING = ["switch", "chain", "hydra, prefix", "dspark", "small eagle2", "lookup"]
+
+
+@pytest.mark.parametrize("name", [*CHANGING, "recycling"])
+def test_text_stays_plain_decodings_while_trees_change(
+    target_params: Any, name: str
+) -> None:
+    drafter, params = make(name, target_params)
+    requests = requests_of(
+        PROMPTS,
+        max_new_tokens=[30, 1, 17, 29],
+        temperature=[1.0, 1.0, 0.0, 1.0],
+        seeds=range(4),
+    )
+    decoders = [Decoder(target=TARGET, drafter=one) for one in changing(drafter)]
+    state = speculative.prefill(decoders[-1], params, requests, num_slots=64)
+    rng = np.random.default_rng(0)
+    while state.is_running.any():
+        one = decoders[rng.integers(len(decoders))]
+        state = speculative.decode_until(one, params, state, Limits(1, 4))
+    assert_plain(requests, state, Params(target=target_params), "coupled")
+
+
+# What recycling has learned from a text is not in it.
+@pytest.mark.parametrize("name", CHANGING)
+def test_after_rounds_without_drafts_trees_are_those_of_the_text(
+    target_params: Any, name: str
+) -> None:
+    drafter, params = make(name, target_params)
+    decoder = Decoder(target=TARGET, drafter=drafter)
+    resting = Decoder(target=TARGET, drafter=RootOnly(drafter=drafter))
+    requests = requests_of(PROMPTS, max_new_tokens=40)
+    state = speculative.prefill(decoder, params, requests, num_slots=64)
+    state = speculative.decode_until(decoder, params, state, Limits(1, 4))
+    # More than can wait.
+    state = speculative.decode_until(resting, params, state, Limits(9, 4))
+    prompts = [
+        state.tokens[row, :length].tolist()
+        for row, length in enumerate((state.lengths - 1).tolist())
+    ]
+    again = make_requests(prompts, max_new_tokens=2, prompt_bucket=64)
+    read = speculative.prefill(decoder, params, again, num_slots=64)
+    assert read.root.tolist() == state.root.tolist()
+    trees = [
+        speculative.decode_round(decoder, params, one)[1].tree for one in (state, read)
+    ]
+    for field in ("tokens", "parents", "is_node"):
+        one, other = (np.asarray(getattr(tree, field)) for tree in trees)
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("name", ["medusa", "chain of fewer tokens", "rest"])

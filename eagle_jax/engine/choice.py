@@ -1,0 +1,216 @@
+"""Which tree pays: chosen between stretches of rounds, by what earlier ones took.
+
+All here is a function of counts and times. Every tree gives the same text, so a wrong
+choice costs time alone.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+TRIAL = 8
+"""The rounds of a trial."""
+
+STRETCH = 64
+"""The most rounds between two choices."""
+
+# What trials may take of all time, and where a text has changed its kind.
+_SHARE, _CHANGED_SHARE = 0.02, 0.2
+# The row-rounds, and the rounds, after which figures count half.
+_YIELD_HALF, _COST_HALF = 256.0, 512.0
+# A tree's tokens per round fell or rose by so much: the figures of others are old.
+_CHANGE = 1.4
+# An estimate must promise so much more before anything is compiled for it.
+_MARGIN = 1.05
+# Of the time that an estimate promises to save, so much is believed.
+_BELIEVED = 0.5
+# What a node of each row adds to a round's cost at most: CPUs have 0.14 of a token.
+_STEEP = 0.15
+_MORE_TOKENS = 1.25
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """What some rounds by one tree took and brought.
+
+    Attributes:
+        tree: The tree's place in the ladder.
+        batch: The rows of the program, in use or not.
+        rounds: The rounds.
+        row_rounds: The rounds of all rows together in which a text was written.
+        tokens: The tokens that they brought.
+        seconds: The time that they took, in seconds.
+    """
+
+    tree: int
+    batch: int
+    rounds: int
+    row_rounds: int
+    tokens: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ladder:
+    """The trees to choose among.
+
+    Attributes:
+        nodes: The nodes of each, root included, ascending; the first drafts nothing.
+        depths: The depth of each.
+        start: The place of the tree that begins.
+    """
+
+    nodes: Sequence[int]
+    depths: Sequence[int]
+    start: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What is known of the trees of a ladder.
+
+    Attributes:
+        costs: Rounds and their seconds by tree and rows, older ones counted less.
+        yields: Row-rounds and their tokens by tree, older ones counted less.
+        since: The seconds since the last trial.
+        has_changed: Whether the text has changed its kind since then.
+        tokens: All tokens so far.
+    """
+
+    costs: Mapping[tuple[int, int], tuple[float, float]] = dataclasses.field(
+        default_factory=dict
+    )
+    yields: Mapping[int, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    since: float = 0.0
+    has_changed: bool = False
+    tokens: int = 0
+
+    def cost(self, tree: int, batch: int) -> float | None:
+        """Returns the seconds of a round; `None` if it was never timed."""
+        found = self.costs.get((tree, batch))
+        return found and found[1] / found[0]
+
+    def gain(self, tree: int) -> float | None:
+        """Returns the tokens that a round brings a row; `None` if it never ran."""
+        if tree == 0:
+            return 1.0
+        found = self.yields.get(tree)
+        return found and found[1] / found[0]
+
+    def after(self, one: Stretch, *, is_trial: bool) -> "Figures":
+        """Returns the figures with one more stretch."""
+        if not (one.rounds and one.row_rounds):
+            return self
+        key = one.tree, one.batch
+        before = self.gain(one.tree)
+        now = one.tokens / one.row_rounds
+        is_other = before is not None and not 1 / _CHANGE <= now / before <= _CHANGE
+        costs = _add(self.costs.get(key), one.rounds, one.seconds, _COST_HALF)
+        yields = _add(
+            self.yields.get(one.tree), one.row_rounds, one.tokens, _YIELD_HALF
+        )
+        if is_other and one.row_rounds >= TRIAL:
+            yields = float(one.row_rounds), float(one.tokens)
+        return dataclasses.replace(
+            self,
+            costs={**self.costs, key: costs},
+            yields={**self.yields, one.tree: yields},
+            since=0.0 if is_trial else self.since + one.seconds,
+            has_changed=is_other or (self.has_changed and not is_trial),
+            tokens=self.tokens + one.tokens,
+        )
+
+
+def choose(
+    ladder: Ladder,
+    figures: Figures,
+    batch: int,
+    *,
+    left: int,
+    compile_seconds: Mapping[int, float],
+) -> tuple[int, int]:
+    """Returns the tree of the next stretch, and the most rounds of it.
+
+    Args:
+        ladder: The trees.
+        figures: What is known of them.
+        batch: The rows of the program.
+        left: The tokens that the texts in hand may still get. As many as were written
+            before are expected after them.
+        compile_seconds: What compiling each tree's program would take; 0 where it is
+            there already.
+    """
+    timed = [i for i in range(len(ladder.nodes)) if figures.cost(i, batch)]
+    known = [i for i in timed if figures.gain(i)]
+    if not known:
+        return ladder.start, TRIAL
+    speeds = {i: _speed(figures, i, batch) for i in known}
+    best = max(known, key=speeds.__getitem__)
+    horizon = left + figures.tokens
+    unknown = [i for i in range(len(ladder.nodes)) if i not in known]
+    for tree in sorted(unknown, key=lambda i: abs(i - best)):
+        promise = _promise(ladder, figures, tree, batch)
+        saved = horizon * (1 / speeds[best] - 1 / promise)
+        pays = _BELIEVED * saved > compile_seconds.get(tree, 0.0)
+        if promise > _MARGIN * speeds[best] and pays:
+            return tree, TRIAL
+    share = _CHANGED_SHARE if figures.has_changed else _SHARE
+    for tree in sorted(speeds, key=lambda i: figures.yields.get(i, (0.0,))[0]):
+        cost = figures.cost(tree, batch) or 0.0
+        # Even if every draft were accepted.
+        most = (ladder.depths[tree] + 1) / cost
+        lost = TRIAL * cost * (1 - speeds[tree] / speeds[best])
+        if tree != best and most > speeds[best] and lost < share * figures.since:
+            return tree, TRIAL
+    return best, STRETCH
+
+
+def _speed(figures: Figures, tree: int, batch: int) -> float:
+    """Returns a row's tokens per second, of a tree that was measured."""
+    return (figures.gain(tree) or 0.0) / (figures.cost(tree, batch) or 1.0)
+
+
+def _promise(ladder: Ladder, figures: Figures, tree: int, batch: int) -> float:
+    """Returns the tokens per second that a tree may bring, by those of others."""
+    gain, gains = (
+        figures.gain(tree),
+        {i: figures.gain(i) or 0.0 for i in figures.yields},
+    )
+    if gain is None:
+        larger = [x for i, x in gains.items() if i > tree]
+        smaller = {i: x for i, x in gains.items() if 0 < i < tree}
+        # A larger tree brings more; how much more, nobody knows.
+        gain = min(larger, default=float(ladder.depths[tree] + 1))
+        if not larger and smaller:
+            nearest = max(smaller)
+            gain = smaller[nearest] * _MORE_TOKENS ** (tree - nearest)
+    return min(gain, ladder.depths[tree] + 1) / _least_cost(
+        ladder, figures, tree, batch
+    )
+
+
+def _least_cost(ladder: Ladder, figures: Figures, tree: int, batch: int) -> float:
+    """Returns the least seconds that a round may take, by those of other trees."""
+    if (own := figures.cost(tree, batch)) is not None:
+        return own
+    size = ladder.nodes[tree]
+    others = {
+        ladder.nodes[i]: seconds / rounds
+        for (i, rows), (rounds, seconds) in figures.costs.items()
+        if rows == batch
+    }
+    larger = [nodes for nodes in others if nodes > size]
+    if not larger:  # On accelerators nodes are nearly free.
+        return max(others.values())
+    nodes = min(larger)
+    least = (1 + _STEEP * size * batch) / (1 + _STEEP * nodes * batch)
+    # Drafting may take as long as the target.
+    return others[nodes] * (least / 2 if tree == 0 else least)
+
+
+def _add(
+    before: tuple[float, float] | None, count: float, total: float, half: float
+) -> tuple[float, float]:
+    if before is None:
+        return float(count), float(total)
+    kept = 0.5 ** (count / half)
+    return before[0] * kept + count, before[1] * kept + total

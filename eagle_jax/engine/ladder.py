@@ -1,0 +1,159 @@
+"""The trees that a pair chooses among, and the choice between stretches of rounds."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from eagle_jax.decoding.decoder import AcceptanceRule
+from eagle_jax.drafting import RootOnly, TreeDrafter
+from eagle_jax.engine.choice import TRIAL, Figures, Ladder, Stretch, choose
+from eagle_jax.engine.config import AutoTree
+from eagle_jax.interface import Drafter
+
+if TYPE_CHECKING:
+    from eagle_jax.engine.pair import Pair
+
+ROOT = "root"
+"""The label of rounds without drafts."""
+
+_FEW_NODES = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rung:
+    """A tree that rounds may draft; all of a ladder go on from one state.
+
+    Attributes:
+        label: Its sizes, as `60/6/10`; `ROOT` for plain decoding.
+        drafter: What drafts it; `None` where nothing does.
+    """
+
+    label: str
+    drafter: Drafter | None
+
+
+def ladder_of(pair: "Pair", rule: AcceptanceRule) -> tuple[Rung, ...]:
+    """Returns the trees that a pair chooses among under a rule, the largest last.
+
+    There is one alone where the settings name its sizes, where the text would depend on
+    the choice, and over several processes, whose clocks differ.
+    """
+    key = ladder_of, pair.make_drafter, pair.config.tree, rule
+    if key not in pair.kept:
+        pair.kept[key] = _make_ladder(pair, rule)
+    return pair.kept[key]
+
+
+def _make_ladder(pair: "Pair", rule: AcceptanceRule) -> tuple[Rung, ...]:
+    config, own, full = pair.config, pair.config.own, pair.drafter_for(rule)
+    largest = Rung(label=_label(own, full), drafter=full)
+    is_fixed = not isinstance(config.tree, AutoTree) or jax.process_count() > 1
+    if is_fixed or rule == "rejection" or full is None or full.depth == 0:
+        return (largest,)
+    rungs = {ROOT: Rung(label=ROOT, drafter=RootOnly(drafter=full))}
+    for sizes in config.method_row.rungs or ():
+        sizes = {**sizes, "depth": min(sizes["depth"], full.depth)}
+        if sizes.get("width") == 1:
+            sizes["num_nodes"] = min(sizes["num_nodes"], sizes["depth"] + 1)
+        settings = dataclasses.replace(own, **sizes)
+        drafter = pair.make_drafter(settings, rule)
+        if isinstance(drafter, TreeDrafter):
+            drafter = dataclasses.replace(drafter, shared_depth=full.depth)
+        if _num_nodes(drafter) < _num_nodes(full):
+            label = _label(settings, drafter)
+            rungs[label] = Rung(label=label, drafter=drafter)
+    return (*rungs.values(), largest)
+
+
+class Chooser:
+    """Chooses among the trees of a ladder; all engines of a pair share what it learns.
+
+    Attributes:
+        figures: What is known of them.
+    """
+
+    def __init__(self, rungs: tuple[Rung, ...], *, has_weights: bool) -> None:
+        """Begins with a small tree, or with none where drafts come without weights."""
+        nodes = [_num_nodes(rung.drafter) for rung in rungs]
+        few = [place for place, count in enumerate(nodes) if count <= _FEW_NODES]
+        self._ladder = Ladder(
+            nodes=nodes,
+            depths=[rung.drafter.depth if rung.drafter else 0 for rung in rungs],
+            start=max(few[-1], 1) if has_weights else 0,
+        )
+        self.figures = Figures()
+        self._tree = self._left = self._most = self._batch = 0
+        self._compile_seconds = 0.0
+        self._sums = [0.0] * 4
+
+    def next(
+        self, batch: int, left: int, is_compiled: Mapping[int, bool]
+    ) -> tuple[int, int]:
+        """Returns the tree of the next rounds, and how many of them at most.
+
+        Args:
+            batch: The rows of the program.
+            left: The tokens that the texts in hand may still get.
+            is_compiled: Whether the program of each tree is there.
+        """
+        if self._left <= 0 or batch != self._batch:
+            self._settle()
+            seconds = {
+                place: 0.0 if is_there else self._compile_seconds
+                for place, is_there in is_compiled.items()
+            }
+            self._tree, self._most = choose(
+                self._ladder, self.figures, batch, left=left, compile_seconds=seconds
+            )
+            self._left, self._batch = self._most, batch
+        return self._tree, self._left
+
+    def compiled(self, seconds: float) -> None:
+        """Takes in how long a tree's program took to compile."""
+        self._compile_seconds = max(self._compile_seconds, seconds)
+
+    def record(self, rounds: int, row_rounds: int, tokens: int, seconds: float) -> None:
+        """Takes in what rounds by the last tree took and brought, see `Stretch`."""
+        new = rounds, row_rounds, tokens, seconds
+        self._sums = [a + b for a, b in zip(self._sums, new, strict=True)]
+        # A text that ends without a round uses the stretch up all the same.
+        self._left -= max(rounds, 1)
+
+    def _settle(self) -> None:
+        rounds, row_rounds, tokens, seconds = self._sums
+        self._sums = [0.0] * 4
+        one = Stretch(
+            tree=self._tree,
+            batch=self._batch,
+            rounds=int(rounds),
+            row_rounds=int(row_rounds),
+            tokens=int(tokens),
+            seconds=seconds,
+        )
+        self.figures = self.figures.after(one, is_trial=self._most == TRIAL)
+
+
+def chooser_of(pair: "Pair", rungs: tuple[Rung, ...]) -> Chooser | None:
+    """Returns what chooses among a ladder's trees; `None` where there is one alone."""
+    if len(rungs) == 1:
+        return None
+    has_weights = pair.config.method_row.weights is not None
+    key = Chooser, rungs
+    if key not in pair.kept:
+        pair.kept[key] = Chooser(rungs, has_weights=has_weights)
+    return pair.kept[key]
+
+
+def _num_nodes(drafter: Drafter | None) -> int:
+    return getattr(drafter, "num_nodes", 1)
+
+
+def _label(settings: Any, drafter: Drafter | None) -> str:
+    """Returns the sizes of a tree, as `tune` writes them."""
+    if drafter is None:
+        return ROOT
+    names = ("num_nodes", "depth", "width")
+    sizes = [str(getattr(settings, name)) for name in names if hasattr(settings, name)]
+    return "/".join(sizes) if len(sizes) > 1 else f"{_num_nodes(drafter)} nodes"

@@ -1,0 +1,125 @@
+"""Trees that choose themselves: the texts are the same, whatever is chosen."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eagle_jax import Pair, TreeConfig, assets, load_pair
+from eagle_jax.engine import PairConfig
+from eagle_jax.engine.choice import TRIAL
+from eagle_jax.engine.config import AutoTree
+from eagle_jax.engine.ladder import ROOT, Chooser, chooser_of, ladder_of
+from tests.helpers import refused, settings_of
+
+# Random drafts fit badly, which is told once they were judged.
+pytestmark = pytest.mark.filterwarnings("ignore:the drafts")
+
+SMALL = TreeConfig(num_nodes=6, depth=3, width=2)
+PROMPTS = ["import os\n\n\ndef main():\n", "class A", "x = 1\ny = 2\nx = 1\ny", "#"]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    """A trained model of two layers that drafts for itself: some drafts fail."""
+    config = settings_of(AutoTree(settings=SMALL), method="small-model")
+    return load_pair(str(assets.SMALL), str(assets.SMALL), config)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Pair:
+    config = settings_of(None, method="autoregressive")
+    return load_pair(str(assets.SMALL), None, config)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.3, "logprobs": 1},
+        {"temperature": 0.7, "regex": "[a-z =(]{4,40}"},
+    ],
+    ids=["greedy", "penalties", "regex"],
+)
+def test_texts_are_plain_decodings_while_trees_change_at_random(
+    pair: Pair,
+    plain: Pair,
+    rows: int,
+    asked: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(0)
+    settings: Any = {"max_new_tokens": 40, "seed": 5} | asked
+
+    def draw(self: Chooser, batch: int, left: int, there: Any) -> tuple[int, int]:
+        return int(rng.integers(3)), int(rng.integers(1, 4))
+
+    monkeypatch.setattr(Chooser, "next", draw)
+    found = pair.generate(PROMPTS, batch_size=rows, **settings)
+    expected = plain.generate(PROMPTS, batch_size=rows, **settings)
+    assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one.finish_reason == other.finish_reason
+        ours, theirs = ([x.logprob for x in y.logprobs or ()] for y in (one, other))
+        assert ours == pytest.approx(theirs, abs=1e-4)
+        assert sum(one.trees.values()) == len(one.accept_lengths)
+    labels = set[str]().union(*(one.trees for one in found))
+    assert labels == {ROOT, "4/3/1", "6/3/2"}
+
+
+def test_streams_change_trees_too(pair: Pair, plain: Pair) -> None:
+    settings: Any = {"max_new_tokens": 30, "temperature": 1.0, "seed": 7}
+    *_, last = pair.stream(PROMPTS[0], **settings)
+    (expected,) = plain.generate(PROMPTS[0], **settings)
+    assert last.generation is not None
+    assert last.generation.token_ids == expected.token_ids
+
+
+def test_a_trial_lasts_its_rounds_however_few_are_run_at_once() -> None:
+    config = settings_of(AutoTree(settings=SMALL), method="small-model")
+    pair = load_pair(str(assets.SMALL), str(assets.SMALL), config, is_lazy=True)
+    chooser = chooser_of(pair, ladder_of(pair, "greedy"))
+    assert chooser is not None
+    chosen = []
+    for _ in range(TRIAL):
+        tree, _ = chooser.next(1, 1000, {})
+        chooser.record(1, 1, 1, 0.01)
+        chosen.append(tree)
+    assert len({*chosen}) == 1
+    assert not chooser.figures.costs
+    chooser.next(1, 1000, {})
+    assert chooser.figures.cost(chosen[0], 1) == pytest.approx(0.01)
+
+
+def test_only_trees_without_sizes_choose_themselves(tiny_pair: Path) -> None:
+    def labels(rule: Any = "coupled", **settings: Any) -> list[str]:
+        folder, head = f"{tiny_pair}/target", f"{tiny_pair}/head"
+        free = ("autoregressive", "lookup", "recycling")
+        draft = None if settings.get("method") in free else head
+        pair = load_pair(folder, draft, is_lazy=True, **settings)
+        return [rung.label for rung in ladder_of(pair, rule)]
+
+    every = [ROOT, "4/3/1", "7/6/1", "26/6/4", "60/6/10"]
+    assert labels() == labels(tree="auto") == labels(shared_noise=False) == every
+    assert labels(method="lookup", max_ngram=2) == every
+    assert labels(method="chain") == [ROOT, "4 nodes", "7 nodes"]
+    assert labels(method="eagle1") == [ROOT, "26 nodes"]
+    assert labels(method="recycling") == [ROOT, "81 nodes"]
+    # The text would depend on what is chosen.
+    assert labels(rule="rejection") == ["60/6/10"]
+    assert labels(num_nodes=8) == ["8/6/10"]
+    assert labels(tree=SMALL) == ["6/3/2"]
+    assert labels(num_nodes=9, depth=2, width=3) == ["9/2/3"]
+    assert labels(method="autoregressive") == [ROOT]
+
+
+def test_a_tree_that_chooses_itself_is_given_no_sizes() -> None:
+    given: Any = {"tree": "auto", "num_nodes": 8}
+    refused(lambda: PairConfig().with_(**given), 'tree = "auto" chooses `num_nodes`')
+    config = PairConfig().with_(num_nodes=8).with_(tree="auto")
+    assert config == PairConfig() == PairConfig(tree="auto")
+    assert config.fixed.tree == TreeConfig()
+    kept = config.with_(calibration="none").with_method("small-model")
+    assert kept.tree == AutoTree(settings=TreeConfig(calibration="none"))
