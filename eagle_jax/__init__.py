@@ -35,6 +35,7 @@ from eagle_jax.drafting import (
     TreeDrafter,
 )
 from eagle_jax.errors import InputError
+from eagle_jax.files import keep_compiled_programs
 from eagle_jax.heads.eagle import EagleHead, EagleHeadConfig
 from eagle_jax.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
 from eagle_jax.interface import Drafter, Draws, Params, Target, TargetOutput, Verified
@@ -111,6 +112,7 @@ __all__ = [
     "autoregressive",
     "cache_slots",
     "generate",
+    "keep_compiled_programs",
     "load_embedded_pair",
     "load_pair",
     "make_requests",

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import jax
+
 from eagle_jax.errors import InputError
 from eagle_jax.parsing import resolved
 
@@ -19,6 +21,20 @@ try:
     import fcntl
 except ImportError:  # Not on Windows; there nothing keeps two processes apart.
     fcntl = None
+
+
+def keep_compiled_programs() -> None:
+    """Keeps the programs that this process compiles on disk, as all commands do.
+
+    They lie in `JAX_COMPILATION_CACHE_DIR`, or else in the user's cache folder; without
+    either and without a home folder none are kept.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        if not os.path.isabs(folder):
+            return
+        jax.config.update("jax_compilation_cache_dir", str(Path(folder) / "eagle_jax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def write_whole(path: Path, content: str | Callable[[Path], object]) -> None:

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-import jax
-
 from eagle_jax.errors import InputError, did_you_mean, one_line
 from eagle_jax.models.devices import leave_out_tpus
 
@@ -181,20 +179,6 @@ def run_script(main: Callable[[], int]) -> NoReturn:
         # Threads of JAX may still run: Python's own end would crash in them.
         os._exit(code)
     sys.exit(code)
-
-
-def keep_compiled_programs() -> None:
-    """Keeps compiled programs on disk between runs.
-
-    They lie in `JAX_COMPILATION_CACHE_DIR`, or else in the user's cache folder; without
-    either and without a home folder none are kept.
-    """
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        if not os.path.isabs(folder):
-            return
-        jax.config.update("jax_compilation_cache_dir", str(Path(folder) / "eagle_jax"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def say(message: str) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import NoReturn
 
 import eagle_jax
-from eagle_jax.cli.command import EXIT_INPUT, keep_compiled_programs, run_script, say
+from eagle_jax.cli.command import EXIT_INPUT, run_script, say
 from eagle_jax.errors import did_you_mean
+from eagle_jax.files import keep_compiled_programs
 
 COMMANDS = (
     "generate",

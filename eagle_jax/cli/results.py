@@ -73,7 +73,7 @@ def summary(totals: dict[str, Any]) -> str:
         f"{decimals(totals['tokens_per_second'], 1)} tokens/s",
         f"{totals['compile_seconds']:.1f} s compiling",
     ]
-    if len(trees := totals["rounds_by_tree"]) > 1:
+    if len(trees := totals.get("rounds_by_tree", ())) > 1:
         chosen = ", ".join(f"{tree} {count}" for tree, count in trees.items())
         parts.insert(2, f"trees: {chosen}")
     if "speedup" in totals:

@@ -126,7 +126,7 @@ def choose(
     batch: int,
     *,
     left: int,
-    compile_seconds: Mapping[int, float],
+    compile_seconds: Sequence[float],
 ) -> tuple[int, int]:
     """Returns the tree of the next stretch, and the most rounds of it.
 
@@ -142,6 +142,12 @@ def choose(
     timed = [i for i in range(len(ladder.nodes)) if figures.cost(i, batch)]
     known = [i for i in timed if figures.gain(i)]
     if not known:
+        # With other rows it was mostly the same.
+        others = {rows: abs(rows - batch) for _, rows in figures.costs}
+        if batch not in others and others:
+            nearest = min(others, key=others.__getitem__)
+            given = {"left": left, "compile_seconds": compile_seconds}
+            return choose(ladder, figures, nearest, **given)[0], TRIAL
         return ladder.start, TRIAL
     speeds = {i: _speed(figures, i, batch) for i in known}
     best = max(known, key=speeds.__getitem__)
@@ -150,7 +156,7 @@ def choose(
     for tree in sorted(unknown, key=lambda i: abs(i - best)):
         promise = _promise(ladder, figures, tree, batch)
         saved = horizon * (1 / speeds[best] - 1 / promise)
-        pays = _BELIEVED * saved > compile_seconds.get(tree, 0.0)
+        pays = _BELIEVED * saved > compile_seconds[tree]
         if promise > _MARGIN * speeds[best] and pays:
             return tree, TRIAL
     share = _CHANGED_SHARE if figures.has_changed else _SHARE

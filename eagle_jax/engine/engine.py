@@ -7,11 +7,13 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from eagle_jax.decoding.requests import bucket_length, check_request
+from eagle_jax.decoding.requests import check_request
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.engine.needs import BatchNeeds
 from eagle_jax.engine.prefill import (
     Reading,
+    chunks_of,
+    every_chunk,
     is_one_prefill,
     num_samples,
     prefill_tokens,
@@ -190,15 +192,20 @@ class Engine:
         needs = functools.reduce(BatchNeeds.join, [text.needs for text in texts])
         programs = self.pair.programs(needs.compiled(self.pair))
         self._rows.empty(programs, self.batch_size)
-        bucket = bucket_length(max(len(text.prompt_ids) for text in texts))
+        bucket, sizes = chunks_of([len(text.prompt_ids) for text in texts])
         short = [self.pair.text([0], texts[0].request)]
         requests = programs.requests(short, self.batch_size, bucket, self.max_length)
         size, *larger = self._rows.cache_sizes(bucket)
         samples = num_samples(texts, self.batch_size // self.pair.num_parts)
-        state = programs.prefill(requests, num_slots=size, num_samples=samples)
+        more = {"num_slots": size, "num_samples": samples}
+        # Each size that a prompt of this length may need, if all are wanted.
+        for chunks in every_chunk(bucket) if with_growth else [sizes]:
+            state = programs.prefill(requests, chunks, **more)
         rung = -1
         if programs.chooser is not None:
-            rung, _ = programs.chooser.next(self.batch_size, 0, {})
+            rung, _ = programs.chooser.next(
+                self.batch_size, 0, [0.0] * len(programs.rungs)
+            )
         if any(text.keeps_rounds for text in texts) and programs.decoder.depth:
             state, _ = programs.decode_round(state, rung)
         else:
@@ -303,7 +310,7 @@ class Engine:
         self._is_turn_of_short = True
         with programs.timing([text], "prefill_seconds"):
             reading = self._reading = reading.next(programs)
-        if not reading.num_left:
+        if not reading.sizes:
             begun = self._rows.finish_reading(reading)
             self._enter([text], [reading.slot], begun)
 

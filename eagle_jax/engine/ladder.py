@@ -1,7 +1,7 @@
 """The trees that a pair chooses among, and the choice between stretches of rounds."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -85,34 +85,29 @@ class Chooser:
         )
         self.figures = Figures()
         self._tree = self._left = self._most = self._batch = 0
-        self._compile_seconds = 0.0
         self._sums = [0.0] * 4
 
     def next(
-        self, batch: int, left: int, is_compiled: Mapping[int, bool]
+        self, batch: int, left: int, compile_seconds: Sequence[float]
     ) -> tuple[int, int]:
         """Returns the tree of the next rounds, and how many of them at most.
 
         Args:
             batch: The rows of the program.
             left: The tokens that the texts in hand may still get.
-            is_compiled: Whether the program of each tree is there.
+            compile_seconds: What the program of each tree would take to compile.
         """
         if self._left <= 0 or batch != self._batch:
             self._settle()
-            seconds = {
-                place: 0.0 if is_there else self._compile_seconds
-                for place, is_there in is_compiled.items()
-            }
             self._tree, self._most = choose(
-                self._ladder, self.figures, batch, left=left, compile_seconds=seconds
+                self._ladder,
+                self.figures,
+                batch,
+                left=left,
+                compile_seconds=compile_seconds,
             )
             self._left, self._batch = self._most, batch
         return self._tree, self._left
-
-    def compiled(self, seconds: float) -> None:
-        """Takes in how long a tree's program took to compile."""
-        self._compile_seconds = max(self._compile_seconds, seconds)
 
     def record(self, rounds: int, row_rounds: int, tokens: int, seconds: float) -> None:
         """Takes in what rounds by the last tree took and brought, see `Stretch`."""

@@ -15,9 +15,44 @@ from eagle_jax.interface import Truncating
 from eagle_jax.interface.prefill import PREFILL_CHUNK
 
 SMALL_CHUNK = 64
-"""The tokens that are read at once after a prefix that is there already."""
+"""The tokens of small chunks: as many as keep a CPU's units busy."""
 
 _MOST_PADDING = 1 << 14
+
+
+def chunk_sizes(length: int) -> list[int]:
+    """Returns the sizes of the chunks that so many tokens are read in, descending.
+
+    Few sizes, so few programs; together they are hardly longer than the prompt.
+
+    >>> chunk_sizes(250), chunk_sizes(260), chunk_sizes(1000)
+    ([256], [256, 16], [512, 256, 256])
+    """
+    small = min(SMALL_CHUNK, PREFILL_CHUNK)
+    rest = length % small
+    left = length - rest + (rest > 0) * (small if rest > small // 4 else small // 4)
+    sizes: list[int] = []
+    for size in (PREFILL_CHUNK, PREFILL_CHUNK // 2, small, small // 4):
+        sizes += [size] * (left // size)
+        left %= size
+    return sizes
+
+
+def chunks_of(lengths: Sequence[int]) -> tuple[int, list[int]]:
+    """Returns the padded length of prompts, and the chunks that they are read in."""
+    longest = max(lengths)
+    bucket = bucket_length(longest)
+    # The shortest are read as a whole, by one program.
+    return bucket, [bucket] if bucket <= SMALL_CHUNK else chunk_sizes(longest)
+
+
+def every_chunk(bucket: int) -> list[list[int]]:
+    """Returns chunks of all sizes that prompts of a padded length may need."""
+    if bucket <= SMALL_CHUNK:
+        return [[bucket]]
+    sizes = (PREFILL_CHUNK, PREFILL_CHUNK // 2, SMALL_CHUNK, SMALL_CHUNK // 4)
+    whole = [[bucket]] if bucket in sizes else []
+    return [*whole, [size for size in sizes if size < bucket]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,16 +64,14 @@ class Reading:
         prefix: What is read so far.
         num_slots: The slots of the state that it enters.
         slot: The row that it enters.
-        num_left: The chunks that are left.
-        size: The tokens of a chunk.
+        sizes: The tokens of the chunks that are left.
     """
 
     text: Text
     prefix: PrefillState
     num_slots: int
     slot: int
-    num_left: int
-    size: int
+    sizes: Sequence[int]
 
     @classmethod
     def begin(
@@ -52,10 +85,9 @@ class Reading:
         slot: int,
     ) -> Self:
         """Begins to read a prompt, of which row `row` holds `text.reused` tokens."""
-        size, length, num_slots = PREFILL_CHUNK, text.reused, state.tokens.shape[1]
+        length, num_slots = text.reused, state.tokens.shape[1]
         if length:
-            size = SMALL_CHUNK
-            prefix = programs.reuse_prefill(requests, state, row, length, size)
+            prefix = programs.reuse_prefill(requests, state, row, length)
         else:
             prefix = programs.start_prefill(requests, num_slots)
         return cls(
@@ -63,14 +95,14 @@ class Reading:
             prefix=prefix,
             num_slots=num_slots,
             slot=slot,
-            num_left=-(-(len(text.prompt_ids) - length) // size),
-            size=size,
+            sizes=chunk_sizes(len(text.prompt_ids) - length),
         )
 
     def next(self, programs: Programs) -> Self:
         """Reads the next chunk."""
-        prefix = programs.prefill_chunk(self.prefix, self.size)
-        return dataclasses.replace(self, prefix=prefix, num_left=self.num_left - 1)
+        size, *left = self.sizes
+        prefix = programs.prefill_chunk(self.prefix, size)
+        return dataclasses.replace(self, prefix=prefix, sizes=left)
 
 
 def find_prefix(
@@ -95,13 +127,13 @@ def find_prefix(
     ]
     row = max(range(len(most)), key=most.__getitem__)
     length = most[row] // SMALL_CHUNK * SMALL_CHUNK
-    left = -(-(len(ids) - length) // SMALL_CHUNK) * SMALL_CHUNK
+    left = sum(chunk_sizes(len(ids) - length))
     return (row, length) if length > 0 and left < prefill_tokens(len(ids)) else (0, 0)
 
 
 def prefill_tokens(length: int) -> int:
     """Returns the tokens that reading a prompt takes, with its padding."""
-    return min(bucket_length(length), -(-length // PREFILL_CHUNK) * PREFILL_CHUNK)
+    return sum(chunks_of([length])[1])
 
 
 def is_one_prefill(lengths: Sequence[int], rows: int) -> bool:

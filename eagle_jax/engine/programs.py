@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.constraints.automaton import TokenAutomaton
-from eagle_jax.decoding import chunked_prefill, growth, slots, speculative
+from eagle_jax.decoding import chunked_prefill, slots, speculative
 from eagle_jax.decoding.chunked_prefill import PrefillState
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import Limits
 from eagle_jax.decoding.requests import NO_TOKEN, Requests, make_requests
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import DecodeState, StopReason
+from eagle_jax.engine import moves
 from eagle_jax.engine.ladder import chooser_of, ladder_of
 from eagle_jax.engine.needs import BatchNeeds
 from eagle_jax.engine.text import News, Text
@@ -44,11 +45,12 @@ class Store:
 
     Attributes:
         compile_seconds: The seconds that compiling took, over all programs so far.
+        longest_seconds: Those of the program that took longest.
     """
 
     def __init__(self, most: int = MOST_PROGRAMS) -> None:
         """Starts without a program; `most` are kept at once."""
-        self.compile_seconds = 0.0
+        self.compile_seconds = self.longest_seconds = 0.0
         self._most = most
         self._kept: OrderedDict[Hashable, jax.stages.Compiled] = OrderedDict()
         self._lock = threading.Lock()
@@ -77,8 +79,10 @@ class Store:
         try:
             program = compile_it()
         finally:  # Ctrl-C may have ended it.
+            seconds = time.perf_counter() - started
             with self._lock:
-                self.compile_seconds += time.perf_counter() - started
+                self.compile_seconds += seconds
+                self.longest_seconds = max(self.longest_seconds, seconds)
         with self._lock:
             self._kept[key] = program
             while len(self._kept) > self._most:
@@ -90,6 +94,9 @@ class Store:
         with self._lock:
             self._kept.clear()
 
+
+_KEEPING = (slots.reuse_prefill, moves.take_rows)
+"""The functions whose first argument is used again."""
 
 PROGRAMS = Store()
 """The programs of the process: one limit for all its pairs."""
@@ -135,11 +142,6 @@ class Programs:
         self._identity = _shapes(self.params), where
         self._store = PROGRAMS
 
-    @property
-    def compile_seconds(self) -> float:
-        """The seconds that compiling took, over all programs of the process so far."""
-        return self._store.compile_seconds
-
     def requests(
         self, texts: Sequence[Text], rows: int, prompt_bucket: int, max_length: int
     ) -> Requests:
@@ -182,22 +184,32 @@ class Programs:
         return self._put(state)
 
     def prefill(
-        self, requests: Requests, *, num_slots: int, num_samples: int = 1
+        self,
+        requests: Requests,
+        chunks: Sequence[int],
+        *,
+        num_slots: int,
+        num_samples: int = 1,
     ) -> DecodeState:
-        """See `chunked_prefill.prefill`."""
+        """Returns what `chunked_prefill.prefill` does, by chunks of these sizes."""
         sizes = {"num_slots": num_slots, "num_samples": num_samples}
-        return self.call(chunked_prefill.prefill, requests, **sizes)
+        if [*chunks] == [requests.prompts.shape[1]]:
+            return self.call(chunked_prefill.prefill, requests, **sizes)
+        prefix = self.call(moves.start, requests, **sizes)
+        for size in chunks:
+            prefix = self.prefill_chunk(prefix, size)
+        return self.call(moves.finish, (prefix, requests), **sizes)
 
     def start_prefill(self, requests: Requests, num_slots: int) -> PrefillState:
-        """See `slots.start_prefill`."""
-        return self.call(slots.start_prefill, requests, num_slots=num_slots)
+        """See `slots.start_prefill`; chunks may have any size."""
+        return self.call(moves.start, requests, num_slots=num_slots, num_samples=1)
 
     def reuse_prefill(
-        self, requests: Requests, state: DecodeState, row: int, length: int, size: int
+        self, requests: Requests, state: DecodeState, row: int, length: int
     ) -> PrefillState:
-        """See `slots.reuse_prefill`."""
+        """See `slots.reuse_prefill`; chunks may have any size."""
         rest = state, np.int32(row), np.int32(length)
-        return self.call(slots.reuse_prefill, requests, *rest, size=size)
+        return self.call(slots.reuse_prefill, requests, *rest, size=1)
 
     def prefill_chunk(self, state: PrefillState, size: int) -> PrefillState:
         """See `slots.prefill_chunk`; the state is donated."""
@@ -205,17 +217,18 @@ class Programs:
 
     def finish_prefill(self, state: PrefillState, num_slots: int) -> DecodeState:
         """See `chunked_prefill.finish_prefill`."""
-        return self.call(chunked_prefill.finish_prefill, state, num_slots=num_slots)
+        rows = state, state.requests
+        return self.call(moves.finish, rows, num_slots=num_slots, num_samples=1)
 
     def insert(
         self, state: DecodeState, begun: DecodeState, slot: int, row: int
     ) -> DecodeState:
         """See `slots.insert`; the state is donated."""
-        return self.call(_insert, state, begun, np.int32(slot), np.int32(row))
+        return self.call(moves.insert, state, begun, np.int32(slot), np.int32(row))
 
     def grow(self, state: DecodeState, num_slots: int) -> DecodeState:
         """See `growth.grow`."""
-        return self.call(_grow, state, num_slots=num_slots)
+        return self.call(moves.grow, state, num_slots=num_slots)
 
     def free(self, state: DecodeState, slot: int) -> DecodeState:
         """See `slots.free`."""
@@ -236,14 +249,32 @@ class Programs:
         """See `speculative.decode_round`; the state is donated."""
         return self.call(speculative.decode_round, state, rung=rung)
 
-    def are_compiled(self, state: DecodeState) -> dict[int, bool]:
-        """Returns which of the trees' loops over such a state are kept."""
+    def compile_seconds(self, state: DecodeState, rows: int) -> list[float]:
+        """Returns what the loop of each tree would take to compile, 0 if it is there.
+
+        Args:
+            state: A state like that of the loops, but for its rows.
+            rows: The rows of the loops.
+        """
         limits = Limits(np.int32(0), np.int32(0))
-        shapes = _shapes((state, limits))
-        return {
-            place: self._store.has(self._key(speculative.decode_until, {}, one, shapes))
-            for place, one in enumerate(self._decoders)
-        }
+        structure, types = _shapes((state, limits))
+        count = len(jax.tree.leaves(state))
+        of_state = [one.update(shape=(rows, *one.shape[1:])) for one in types[:count]]
+        shapes = structure, (*of_state, *types[count:])
+        keys = [
+            self._key(speculative.decode_until, {}, one, shapes)
+            for one in self._decoders
+        ]
+        longest = self._store.longest_seconds
+        return [0.0 if self._store.has(key) else longest for key in keys]
+
+    def take_rows(self, state: DecodeState, rows: int) -> DecodeState:
+        """Returns a copy of the first rows of a state."""
+        return self.call(moves.take_rows, state, count=rows)
+
+    def put_rows(self, state: DecodeState, firsts: DecodeState) -> DecodeState:
+        """Returns a state, which is donated, with others as its first rows."""
+        return self.call(moves.put_rows, state, firsts)
 
     def rounds(self, done: Round) -> dict[int, Round]:
         """Returns a round of the rows that were running, without the batch's axis."""
@@ -322,8 +353,8 @@ class Programs:
         """Returns a function of weights and arrays that keeps no program by itself."""
         # What a module's own `jax.jit` compiles lives as long as the module.
         bound = functools.partial(inspect.unwrap(function), decoder, **static)
-        crosses_rows = function in (_insert, slots.reuse_prefill)
-        donates = "num_slots" not in static and function is not slots.reuse_prefill
+        crosses_rows = function in (moves.insert, slots.reuse_prefill)
+        donates = "num_slots" not in static and function not in _KEEPING
         sharding = self.pair.sharding
         if sharding is not None and not crosses_rows:
             return sharding.shard(bound, donates_state=donates)
@@ -336,20 +367,6 @@ class Programs:
                 return jax.lax.with_sharding_constraint(found, shardings)
 
         return jax.jit(run, donate_argnums=(1,) if donates else ())
-
-
-def _insert(
-    decoder: Decoder, params: Any, state: DecodeState, begun: DecodeState, *places: Any
-) -> DecodeState:
-    del decoder, params
-    return inspect.unwrap(slots.insert)(begun, state, *places)
-
-
-def _grow(
-    decoder: Decoder, params: Any, state: DecodeState, *, num_slots: int
-) -> DecodeState:
-    del params
-    return growth.grow(decoder, state, num_slots=num_slots)
 
 
 def _shapes(arrays: Any) -> Hashable:

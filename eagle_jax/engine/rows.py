@@ -5,12 +5,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from eagle_jax.decoding.growth import bucket_sizes
-from eagle_jax.decoding.requests import Requests, bucket_length
+from eagle_jax.decoding.requests import Requests, bucket_length, bucket_rows
 from eagle_jax.decoding.state import DecodeState, StopReason
 from eagle_jax.engine.ladder import Chooser
-from eagle_jax.engine.prefill import Reading, find_prefix, num_samples, num_slots_for
+from eagle_jax.engine.prefill import (
+    Reading,
+    chunks_of,
+    find_prefix,
+    num_samples,
+    num_slots_for,
+)
 from eagle_jax.engine.programs import Programs
 from eagle_jax.engine.text import Text
+from eagle_jax.models.devices import on_cpu
 
 _UNLIMITED = 2**31 - 1
 
@@ -38,6 +45,9 @@ class Rows:
         self._state: DecodeState | None = None
         # The tree of the last rounds, and their time that no figures have yet.
         self._rung, self._seconds = -1, 0.0
+        # All rows, while fewer run; and the time that free rows took.
+        self._parked: DecodeState | None = None
+        self._lost = self._lost_share = 0.0
         # What each row holds, the texts that have ended included.
         self._held: list[list[int]] = [[] for _ in self.texts]
 
@@ -56,13 +66,14 @@ class Rows:
     def read_as_all(self, texts: Sequence[Text]) -> None:
         """Reads prompts in one prefill of all rows, which becomes the state itself."""
         programs, batch_size = self.programs, len(self.texts)
-        bucket = bucket_length(max(len(text.prompt_ids) for text in texts))
+        bucket, chunks = chunks_of([len(text.prompt_ids) for text in texts])
         requests = self._requests(texts, batch_size)
         size = self.cache_sizes(bucket)[0]
         samples = num_samples(texts, batch_size // programs.pair.num_parts)
         self.empty(programs, batch_size)
         with programs.timing(texts, "prefill_seconds"):
-            state = programs.prefill(requests, num_slots=size, num_samples=samples)
+            more = {"num_slots": size, "num_samples": samples}
+            state = programs.prefill(requests, chunks, **more)
         self._state = state
         self.texts[: len(texts)] = texts
 
@@ -72,13 +83,16 @@ class Rows:
         requests = self._requests(texts, max(parts, len(texts)))
         size = self._ensure_slots(num_slots_for(texts))
         samples = 1 if parts > 1 else len(texts)
+        _, chunks = chunks_of([len(text.prompt_ids) for text in texts])
         with programs.timing(texts, "prefill_seconds"):
-            return programs.prefill(requests, num_slots=size, num_samples=samples)
+            more = {"num_slots": size, "num_samples": samples}
+            return programs.prefill(requests, chunks, **more)
 
     def start_reading(self, text: Text, slot: int) -> Reading:
         """Begins to read a prompt in chunks, for a row that is kept for it."""
         programs = self.programs
         row, text.reused = self.find_prefix(text)
+        self._run_all_rows()
         requests = self._requests([text], programs.pair.num_parts)
         self._ensure_slots(num_slots_for([text]))
         assert self._state is not None
@@ -94,6 +108,8 @@ class Rows:
 
     def enter(self, text: Text, slot: int, begun: DecodeState, place: int) -> None:
         """Puts a text that was read, row `place` of `begun`, into a row."""
+        if self._state is None or slot >= len(self._state.lengths):
+            self._run_all_rows()
         assert self._state is not None
         state = self.programs.insert(self._state, begun, slot, place)
         self._state, self.texts[slot] = state, text
@@ -104,9 +120,9 @@ class Rows:
         running, programs = self.running, self.programs
         texts, depth, done = [*running.values()], programs.decoder.depth, None
         most_ended = 0 if until_one_ends else _UNLIMITED
-        compiling = programs.compile_seconds
         with programs.timing(texts, "decode_seconds") as taken:
             self._ensure_slots(max(text.length for text in texts) + depth + 1)
+            self._leave_out_free_rows()
             assert self._state is not None
             most = rounds or _UNLIMITED
             if programs.chooser is not None:
@@ -118,8 +134,7 @@ class Rows:
                     self._state, most, most_ended, self._rung
                 )
         self._seconds += taken[0]
-        if programs.chooser is not None:
-            programs.chooser.compiled(programs.compile_seconds - compiling)
+        self._lost += taken[0] * self._lost_share
         for row, one in programs.rounds(done).items() if done is not None else ():
             if (text := self.texts[row]) is not None and text.keeps_rounds:
                 text.rounds.append((one, taken[0]))
@@ -159,9 +174,36 @@ class Rows:
             for text in texts
         )
         assert self._state is not None
-        there = programs.are_compiled(self._state)
-        rung, stretch = chooser.next(len(self.texts), left, there)
+        rows = len(self._state.lengths)
+        seconds = programs.compile_seconds(self._state, rows)
+        rung, stretch = chooser.next(rows, left, seconds)
         return rung, min(most, stretch)
+
+    def _leave_out_free_rows(self) -> None:
+        """Lets no more rows run than hold texts, as soon as that pays.
+
+        All rows are parked meanwhile: a later prompt may begin as one that has ended.
+        Where a program of so few rows has to be compiled, it is once as much time was
+        lost without it.
+        """
+        state, programs = self._state, self.programs
+        if state is None or programs.pair.sharding is not None or not on_cpu():
+            return
+        now = len(state.lengths)
+        rows = min(bucket_rows(1 + max(self.running)), now)
+        self._lost_share = 1 - rows / now
+        costs = programs.compile_seconds(state, rows)
+        if rows < now and self._lost >= min(costs):
+            self._run_all_rows()
+            self._parked = self._state
+            self._state = programs.take_rows(self._parked, rows)
+            self._lost = self._lost_share = 0.0
+
+    def _run_all_rows(self) -> None:
+        """Puts the rows that run back among the others."""
+        if self._parked is not None:
+            self._state = self.programs.put_rows(self._parked, self._state)
+            self._parked = None
 
     def _record(self, lengths: np.ndarray, num_rounds: np.ndarray) -> None:
         """Counts what the last rounds brought the running texts."""
@@ -209,5 +251,6 @@ class Rows:
         if state is None:
             self._state = programs.empty(len(self.texts), size)
         else:
-            self._state = programs.grow(state, size)
+            self._run_all_rows()
+            self._state = programs.grow(self._state, size)
         return size

@@ -16,11 +16,11 @@ from rich.tree import Tree
 
 from eagle_jax.cli.command import (
     Parser,
-    keep_compiled_programs,
     run_command,
     run_script,
     say,
 )
+from eagle_jax.files import keep_compiled_programs
 from eagle_jax.methods import find_method
 
 _FOLDER = "jax_compilation_cache_dir"

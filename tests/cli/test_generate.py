@@ -50,7 +50,7 @@ def test_the_json_has_exactly_the_documented_fields(
     assert [run["prompt"] for run in result["runs"]] == ["ten", "one"]
     for number, run in enumerate(result["runs"]):
         fields = "prompt prompt_ids generated_ids text stop_reason accept_lengths "
-        fields += "rounds tokens_per_round seed finish_reason"
+        fields += "rounds rounds_by_tree tokens_per_round seed finish_reason"
         assert set(run) == set(fields.split())
         assert run["seed"] == 5 + number
         assert run["rounds"] == len(run["accept_lengths"])
@@ -60,8 +60,10 @@ def test_the_json_has_exactly_the_documented_fields(
         decoded = len(run["generated_ids"]) - 1
         assert run["tokens_per_round"] == decoded / run["rounds"]
     totals, rounds = result["totals"], sum(run["rounds"] for run in result["runs"])
-    fields = "tokens rounds tokens_per_round tokens_per_second compile_seconds "
-    fields += "autoregressive_tokens_per_second speedup speedups identical"
+    fields = "tokens rounds rounds_by_tree tokens_per_round tokens_per_second speedup "
+    fields += (
+        "compile_seconds autoregressive_tokens_per_second speedup speedups identical"
+    )
     assert set(totals) == set(fields.split())
     assert totals["identical"] is True
     assert totals["tokens"] == sum(len(run["generated_ids"]) for run in result["runs"])

@@ -110,7 +110,8 @@ FILTERED = {
 
 def test_texts_are_those_of_other_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over several blocks of a cache, with and without filters, row by row."""
-    monkeypatch.setattr(attention, "BLOCK", BLOCK)
+    for name in ("BLOCK", "CPU_BLOCK"):
+        monkeypatch.setattr(attention, name, BLOCK)
     pair = tiny.pair(tiny.target_config(**SIZES), tiny.head_config(**SIZES), TREE)
     requests = make_requests(
         [[1, 2], [3], [4, 5, 6], list(range(20))],

@@ -45,10 +45,8 @@ def run(
     """Yields each stretch's tree, rounds and seconds, as an engine runs them."""
     figures, done, compiled = Figures(), 0, set[int]()
     while done < rounds:
-        seconds = {
-            tree: 0.0 if tree in compiled else compile_seconds
-            for tree in range(len(NODES))
-        }
+        trees = range(len(NODES))
+        seconds = [0.0 if tree in compiled else compile_seconds for tree in trees]
         tree, most = choose(ladder, figures, rows, left=1000, compile_seconds=seconds)
         compiled.add(tree)
         took = cost(NODES[tree], rows) * most

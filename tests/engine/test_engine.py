@@ -159,6 +159,42 @@ def test_a_prompt_whose_padding_outgrows_every_text_gets_in(
     assert len(text.token_ids) == 30
 
 
+@pytest.mark.parametrize("drafter", [DRAFTER, None], ids=["drafts", "plain"])
+def test_rows_without_texts_are_left_out(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, drafter: Any
+) -> None:
+    """Texts come and go, caches grow, and one begins as a text that has ended did."""
+    queue, seen, call = make_engine(drafter=drafter, batch_size=8), [], Programs.call
+    prompts = [*prompts_of(3, 5, 2, 40), *prompts_of(40)]
+    prompts[4] = prompts[3] + prompts[4][:9]
+
+    def noted(
+        programs: Programs, function: Any, rows: Any, *rest: Any, **how: Any
+    ) -> Any:
+        if function.__name__ == "decode_until":
+            seen.append(len(rows.lengths))
+        return call(programs, function, rows, *rest, **how)
+
+    monkeypatch.setattr(Programs, "call", noted)
+    monkeypatch.setattr(reading, "SMALL_CHUNK", 4)
+    # What compiling takes is nothing here.
+    monkeypatch.setattr(Programs, "compile_seconds", lambda *_: [0.0])
+    texts = [text_of(queue, prompt, seed) for seed, prompt in enumerate(prompts)]
+    queue.add(texts[0])
+    queue.step(rounds=2)
+    for text in texts[1:4]:
+        queue.add(text)
+    queue.write()
+    queue.add(texts[4])
+    queue.write()
+    found = [text.token_ids for text in texts]
+    monkeypatch.setattr(Programs, "call", call)
+    assert_same_tokens(found, alone(queue, prompts))
+    assert seen[0] == seen[-1] == 1
+    assert {*seen} == {1, 2, 4}
+    assert texts[4].reused > 0
+
+
 def test_running_rows_go_on_after_every_chunk_of_a_long_prompt(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,8 +202,11 @@ def test_running_rows_go_on_after_every_chunk_of_a_long_prompt(
     call = Programs.call
 
     def noted(programs: Programs, function: Any, *arguments: Any, **static: Any) -> Any:
-        rounds = int(arguments[1].most_rounds) if len(arguments) == 2 else None
-        called.append((function.__name__, rounds))
+        name, rounds = function.__name__, None
+        if name == "decode_until":
+            rounds = int(arguments[1].most_rounds)
+        if name not in ("take_rows", "put_rows"):
+            called.append((name, rounds))
         return call(programs, function, *arguments, **static)
 
     monkeypatch.setattr(Programs, "call", noted)

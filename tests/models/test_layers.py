@@ -106,7 +106,8 @@ AFTER_TWO = np.concatenate([np.ones((T, 2), bool), CAUSAL], axis=1)
 def test_attention_is_one_softmax_over_the_cache_and_the_mask(
     mask: np.ndarray, has_window: bool, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "BLOCK", block)
+    for name in ("BLOCK", "CPU_BLOCK"):
+        monkeypatch.setattr(attention, name, block)
     query, masks = drawn(B, T, H, A), np.stack([mask, mask])
     cached, new = key_values(S, 1), key_values(mask.shape[1], 2)
     first = np.array([[1, 2, 4], [0, 0, 0]]) if has_window else None
@@ -126,7 +127,8 @@ def test_attention_is_one_softmax_over_the_cache_and_the_mask(
 def test_scores_have_a_scale_and_a_cap_and_sinks_take_their_share(
     block: int, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "BLOCK", block)
+    for name in ("BLOCK", "CPU_BLOCK"):
+        monkeypatch.setattr(attention, name, block)
     query, masks = drawn(B, T, H, A), np.stack([CAUSAL, SIBLINGS])
     cached, new = key_values(S, 1), key_values(T, 2)
     first = np.array([[1, 2, 4], [0, 0, 0]])

@@ -1,0 +1,81 @@
+"""What the programs of a batch do to its rows, besides decoding.
+
+Each is a function of a decoder, of its parameters, of rows and of what every device has
+whole, as `Programs.call` runs them.
+"""
+
+import dataclasses
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from eagle_jax.decoding import chunked_prefill, growth, slots
+from eagle_jax.decoding.chunked_prefill import PrefillState
+from eagle_jax.decoding.decoder import Decoder
+from eagle_jax.decoding.requests import Requests
+from eagle_jax.decoding.state import DecodeState
+
+
+def start(
+    decoder: Decoder,
+    params: Any,
+    requests: Requests,
+    *,
+    num_slots: int,
+    num_samples: int,
+) -> PrefillState:
+    """Begins to read prompts of which `num_samples` neighbours have one."""
+    firsts = jax.tree.map(lambda leaf: leaf[::num_samples], requests)
+    return chunked_prefill.start_prefill(
+        decoder, params, firsts, num_slots=num_slots, size=1
+    )
+
+
+def finish(
+    decoder: Decoder,
+    params: Any,
+    rows: tuple[PrefillState, Requests],
+    *,
+    num_slots: int,
+    num_samples: int,
+) -> DecodeState:
+    """Emits the first tokens after prompts, `num_samples` for each that was read."""
+    prefix, requests = rows
+    if num_samples > 1:
+        prefix = jax.tree.map(lambda x: jnp.repeat(x, num_samples, axis=0), prefix)
+        prefix = dataclasses.replace(prefix, requests=requests)
+    return chunked_prefill.finish_prefill(decoder, params, prefix, num_slots=num_slots)
+
+
+def insert(
+    decoder: Decoder, params: Any, state: DecodeState, begun: DecodeState, *places: Any
+) -> DecodeState:
+    """See `slots.insert`."""
+    del decoder, params
+    return inspect.unwrap(slots.insert)(begun, state, *places)
+
+
+def take_rows(decoder: Decoder, params: Any, state: Any, *, count: int) -> Any:
+    """Returns a copy of the first rows of a state."""
+    del decoder, params
+    return jax.tree.map(lambda leaf: leaf[:count], state)
+
+
+def put_rows(decoder: Decoder, params: Any, state: Any, firsts: Any) -> Any:
+    """Returns a state with others as its first rows."""
+    del decoder, params
+
+    def put(whole: jax.Array, part: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice_in_dim(whole, part, 0, axis=0)
+
+    return jax.tree.map(put, state, firsts)
+
+
+def grow(
+    decoder: Decoder, params: Any, state: DecodeState, *, num_slots: int
+) -> DecodeState:
+    """See `growth.grow`."""
+    del params
+    return growth.grow(decoder, state, num_slots=num_slots)
