@@ -14,11 +14,12 @@ STRETCH = 64
 """The most rounds between two choices."""
 
 # What trials may take of all time, and where a text has changed its kind.
-_SHARE, _CHANGED_SHARE = 0.02, 0.2
+_SHARE, _CHANGED_SHARE = 0.02, 0.1
 # The row-rounds, and the rounds, after which figures count half.
 _YIELD_HALF, _COST_HALF = 256.0, 512.0
-# A tree's tokens per round fell or rose by so much: the figures of others are old.
-_CHANGE = 1.4
+# A tree's tokens per round fell or rose by so much, over so many of one row: the
+# figures of others are old.
+_CHANGE, _LEAST_ROUNDS = 1.4, 32
 # An estimate must promise so much more before anything is compiled for it.
 _MARGIN = 1.05
 # Of the time that an estimate promises to save, so much is believed.
@@ -103,12 +104,16 @@ class Figures:
         key = one.tree, one.batch
         before = self.gain(one.tree)
         now = one.tokens / one.row_rounds
-        is_other = before is not None and not 1 / _CHANGE <= now / before <= _CHANGE
+        is_other = (
+            before is not None
+            and one.row_rounds >= _LEAST_ROUNDS
+            and not 1 / _CHANGE <= now / before <= _CHANGE
+        )
         costs = _add(self.costs.get(key), one.rounds, one.seconds, _COST_HALF)
         yields = _add(
             self.yields.get(one.tree), one.row_rounds, one.tokens, _YIELD_HALF
         )
-        if is_other and one.row_rounds >= TRIAL:
+        if is_other:
             yields = float(one.row_rounds), float(one.tokens)
         return dataclasses.replace(
             self,

@@ -204,7 +204,7 @@ class Engine:
         rung = -1
         if programs.chooser is not None:
             rung, _ = programs.chooser.next(
-                self.batch_size, 0, [0.0] * len(programs.rungs)
+                self.batch_size, 0, lambda: [0.0] * len(programs.rungs)
             )
         if any(text.keeps_rounds for text in texts) and programs.decoder.depth:
             state, _ = programs.decode_round(state, rung)

@@ -1,7 +1,7 @@
 """The trees that a pair chooses among, and the choice between stretches of rounds."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -88,14 +88,14 @@ class Chooser:
         self._sums = [0.0] * 4
 
     def next(
-        self, batch: int, left: int, compile_seconds: Sequence[float]
+        self, batch: int, left: int, compile_seconds: Callable[[], Sequence[float]]
     ) -> tuple[int, int]:
         """Returns the tree of the next rounds, and how many of them at most.
 
         Args:
             batch: The rows of the program.
             left: The tokens that the texts in hand may still get.
-            compile_seconds: What the program of each tree would take to compile.
+            compile_seconds: Says what the program of each tree would take to compile.
         """
         if self._left <= 0 or batch != self._batch:
             self._settle()
@@ -104,7 +104,7 @@ class Chooser:
                 self.figures,
                 batch,
                 left=left,
-                compile_seconds=compile_seconds,
+                compile_seconds=compile_seconds(),
             )
             self._left, self._batch = self._most, batch
         return self._tree, self._left

@@ -1,5 +1,6 @@
 """The rows of a running batch, which texts enter and leave."""
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -175,8 +176,8 @@ class Rows:
         )
         assert self._state is not None
         rows = len(self._state.lengths)
-        seconds = programs.compile_seconds(self._state, rows)
-        rung, stretch = chooser.next(rows, left, seconds)
+        costs = functools.partial(programs.compile_seconds, self._state, rows)
+        rung, stretch = chooser.next(rows, left, costs)
         return rung, min(most, stretch)
 
     def _leave_out_free_rows(self) -> None:
@@ -192,8 +193,7 @@ class Rows:
         now = len(state.lengths)
         rows = min(bucket_rows(1 + max(self.running)), now)
         self._lost_share = 1 - rows / now
-        costs = programs.compile_seconds(state, rows)
-        if rows < now and self._lost >= min(costs):
+        if rows < now and self._lost >= min(programs.compile_seconds(state, rows)):
             self._run_all_rows()
             self._parked = self._state
             self._state = programs.take_rows(self._parked, rows)

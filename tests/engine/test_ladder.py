@@ -84,12 +84,12 @@ def test_a_trial_lasts_its_rounds_however_few_are_run_at_once() -> None:
     assert chooser is not None
     chosen = []
     for _ in range(TRIAL):
-        tree, _ = chooser.next(1, 1000, [0.0] * 3)
+        tree, _ = chooser.next(1, 1000, lambda: [0.0] * 3)
         chooser.record(1, 1, 1, 0.01)
         chosen.append(tree)
     assert len({*chosen}) == 1
     assert not chooser.figures.costs
-    chooser.next(1, 1000, [0.0] * 3)
+    chooser.next(1, 1000, lambda: [0.0] * 3)
     assert chooser.figures.cost(chosen[0], 1) == pytest.approx(0.01)
 
 
