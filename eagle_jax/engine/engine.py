@@ -199,8 +199,10 @@ class Engine:
         samples = num_samples(texts, self.batch_size // self.pair.num_parts)
         more = {"num_slots": size, "num_samples": samples}
         # Each size that a prompt of this length may need, if all are wanted.
-        for chunks in every_chunk(bucket) if with_growth else [sizes]:
-            state = programs.prefill(requests, chunks, **more)
+        *others, last = every_chunk(bucket) if with_growth else [sizes]
+        for chunks in others:
+            programs.prefill(requests, chunks, **more)
+        state = programs.prefill(requests, last, **more)
         rung = -1
         if programs.chooser is not None:
             rung, _ = programs.chooser.next(

@@ -369,7 +369,7 @@ class Programs:
         return jax.jit(run, donate_argnums=(1,) if donates else ())
 
 
-def _shapes(arrays: Any) -> Hashable:
+def _shapes(arrays: Any) -> tuple[Any, tuple[Any, ...]]:
     """Returns the structure, shapes and types that a program is compiled for."""
     leaves, structure = jax.tree.flatten(arrays)
     return structure, tuple(jax.typeof(leaf) for leaf in leaves)

@@ -93,11 +93,10 @@ class Rows:
         """Begins to read a prompt in chunks, for a row that is kept for it."""
         programs = self.programs
         row, text.reused = self.find_prefix(text)
-        self._run_all_rows()
         requests = self._requests([text], programs.pair.num_parts)
         self._ensure_slots(num_slots_for([text]))
-        assert self._state is not None
-        return Reading.begin(text, programs, requests, self._state, row=row, slot=slot)
+        state = self._run_all_rows()
+        return Reading.begin(text, programs, requests, state, row=row, slot=slot)
 
     def finish_reading(self, reading: Reading) -> DecodeState:
         """Returns the state of a prompt of which all chunks are read."""
@@ -109,10 +108,10 @@ class Rows:
 
     def enter(self, text: Text, slot: int, begun: DecodeState, place: int) -> None:
         """Puts a text that was read, row `place` of `begun`, into a row."""
-        if self._state is None or slot >= len(self._state.lengths):
-            self._run_all_rows()
-        assert self._state is not None
-        state = self.programs.insert(self._state, begun, slot, place)
+        state = self._state
+        if state is None or slot >= len(state.lengths):
+            state = self._run_all_rows()
+        state = self.programs.insert(state, begun, slot, place)
         self._state, self.texts[slot] = state, text
         self._held[slot] = text.prompt_ids
 
@@ -194,16 +193,17 @@ class Rows:
         rows = min(bucket_rows(1 + max(self.running)), now)
         self._lost_share = 1 - rows / now
         if rows < now and self._lost >= min(programs.compile_seconds(state, rows)):
-            self._run_all_rows()
-            self._parked = self._state
+            self._parked = self._run_all_rows()
             self._state = programs.take_rows(self._parked, rows)
             self._lost = self._lost_share = 0.0
 
-    def _run_all_rows(self) -> None:
-        """Puts the rows that run back among the others."""
+    def _run_all_rows(self) -> DecodeState:
+        """Puts the rows that run back among the others; returns all."""
+        assert self._state is not None
         if self._parked is not None:
             self._state = self.programs.put_rows(self._parked, self._state)
             self._parked = None
+        return self._state
 
     def _record(self, lengths: np.ndarray, num_rounds: np.ndarray) -> None:
         """Counts what the last rounds brought the running texts."""
@@ -251,6 +251,5 @@ class Rows:
         if state is None:
             self._state = programs.empty(len(self.texts), size)
         else:
-            self._run_all_rows()
-            self._state = programs.grow(self._state, size)
+            self._state = programs.grow(self._run_all_rows(), size)
         return size
