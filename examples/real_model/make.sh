@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Lets a target write questions and answer them, and trains drafts for it on the answers,
-# the best first. Run again, it goes on; what is done is a line of RUNS/results.txt.
+# the best first. Run again, it goes on; what is done is a line of RUNS/results.txt. For
+# more questions take another folder.
 #
 #     examples/real_model/make.sh TARGET RUNS
 #
