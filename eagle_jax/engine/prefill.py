@@ -26,7 +26,7 @@ def chunk_sizes(length: int) -> list[int]:
     Few sizes, so few programs; together they are hardly longer than the prompt.
 
     >>> chunk_sizes(250), chunk_sizes(260), chunk_sizes(1000)
-    ([256], [256, 16], [512, 256, 256])
+    ([256], [256, 16], [512, 512])
     """
     small = min(SMALL_CHUNK, PREFILL_CHUNK)
     rest = length % small
