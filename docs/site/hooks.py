@@ -41,7 +41,7 @@ USES: tuple[tuple[str, str, str], ...] = (
         "Text in, text out",
         "load_pair load_embedded_pair Pair PairConfig Request "
         "ProcessorConfig LogprobsConfig Generation Piece TokenLogprob StopReason "
-        "InputError",
+        "InputError keep_compiled_programs",
         "methods config processors",
     ),
     ("Serve many requests", "Engine Text", "serve"),
