@@ -95,7 +95,10 @@ class Trial:
         lengths = [len(text.token_ids) for text in texts]
         rounds = sum(len(text.accept_lengths) for text in texts)
         if not (tokens := decoded_tokens(lengths)):
-            raise InputError("every text ends with its first token; give other prompts")
+            raise InputError(
+                "every text ends with its first token; give other prompts, or `chat` "
+                "for a chat model"
+            )
         self.tokens = tokens
         # Plain decoding has no rounds: each of its steps gives a token.
         self.tokens_per_round = tokens_per_round(lengths, rounds) or 1.0
