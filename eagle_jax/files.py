@@ -23,18 +23,29 @@ except ImportError:  # Not on Windows; there nothing keeps two processes apart.
     fcntl = None
 
 
+_KEPT: list[Path] = []
+
+
 def keep_compiled_programs() -> None:
     """Keeps the programs that this process compiles on disk, as all commands do.
 
     They lie in `JAX_COMPILATION_CACHE_DIR`, or else in the user's cache folder; without
-    either and without a home folder none are kept.
+    either and without a home folder none are kept. Beside them lies which trees paid.
     """
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    place = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if place is None:
         folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         if not os.path.isabs(folder):
             return
-        jax.config.update("jax_compilation_cache_dir", str(Path(folder) / "eagle_jax"))
+        place = str(Path(folder) / "eagle_jax")
+        jax.config.update("jax_compilation_cache_dir", place)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    _KEPT[:] = [Path(place)]
+
+
+def kept_folder() -> Path | None:
+    """Returns where compiled programs are kept; `None` if they are not."""
+    return _KEPT[0] if _KEPT else None
 
 
 def write_whole(path: Path, content: str | Callable[[Path], object]) -> None:

@@ -99,12 +99,20 @@ def _longest(pair: "Pair", texts: Sequence[Text]) -> int:
     return max_length
 
 
-def make_engine(pair: "Pair", batch_size: int, max_length: int) -> Engine:
+def make_engine(
+    pair: "Pair", batch_size: int, max_length: int | None, compiles_beside: bool
+) -> Engine:
     """Returns what `Pair.engine` does."""
+    max_length = max_length or pair.max_positions
     check_max_length(pair.max_positions, max_length)
     rows = pair.num_parts * -(-batch_size // pair.num_parts)
     check_memory(pair, batch_size=rows, max_length=max_length)
-    return Engine(pair, batch_size=rows, max_length=max_length)
+    return Engine(
+        pair,
+        batch_size=rows,
+        max_length=max_length,
+        compiles_beside=compiles_beside,
+    )
 
 
 def check_memory(pair: "Pair", *, batch_size: int, max_length: int) -> None:

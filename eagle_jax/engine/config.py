@@ -36,7 +36,8 @@ class PairConfig:
     """All settings of a pair: what drafts, arithmetic, and what requests begin with.
 
     A TOML file has them in three tables: `[tree]` holds the method's own settings,
-    `[request]` fields of `Request`, and `[pair]` all others.
+    `[request]` fields of `Request`, and `[pair]` all others. There `tree = "auto"`
+    makes the tree of `[tree]` the largest one.
 
     Attributes:
         method: The method that drafts: dynamic, static or chained trees of an EAGLE
@@ -114,16 +115,20 @@ class PairConfig:
                 raise InputError(f"{where}: {name!r} must be a table, not {values!r}")
         tree, pair, asked = (table.get(name, {}) for name in tables)
         others = [name for name in hints_of(cls) if name not in tables]
-        check_known(pair, others, f"{where} [pair]")
+        check_known(pair, [*others, "tree"], f"{where} [pair]")
+        if pair.get("tree", "auto") != "auto":
+            raise InputError(
+                f'{where} [pair]: `tree` = {pair["tree"]!r} must be "auto"'
+            )
         check_known(asked, hints_of(Request), f"{where} [request]")
         row = METHODS.get(method or "")
         if "method" not in pair and row and {*tree} <= {*row.own_settings}:
             pair = pair | {"method": row.name}
         row = METHODS.get(str(pair.get("method", cls.method)), PLAIN)
         own = from_table(row.settings, tree, f"{where} [tree]")
-        is_fixed = row.rungs is None or {*tree} & {*row.shapes}
+        is_fixed = "tree" not in pair and {*tree} & {*row.shapes}
         parts = {
-            "tree": own if is_fixed else AutoTree(settings=own),
+            "tree": own if is_fixed or row.rungs is None else AutoTree(settings=own),
             "request": made(Request, asked, f"{where} [request]"),
         }
         return made(cls, pair | parts, f"{where} [pair]")
@@ -184,12 +189,14 @@ class PairConfig:
         )
         for name in given:
             config.check_reads(name)
-        config = dataclasses.replace(config, **common)
         shapes = [name for name in own if name in config.method_row.shapes]
-        if shapes and common.get("tree") == "auto":
-            raise InputError(
-                f'tree = "auto" chooses `{shapes[0]}` itself; leave one of them out'
-            )
+        if common.get("tree") == "auto" and config.method_row.rungs is not None:
+            if shapes:
+                raise InputError(
+                    f'tree = "auto" chooses `{shapes[0]}` itself; leave one of them out'
+                )
+            common["tree"] = AutoTree(settings=config.own)
+        config = dataclasses.replace(config, **common)
         tree = dataclasses.replace(config.own, **own)
         if isinstance(config.tree, AutoTree) and not shapes:
             tree = AutoTree(settings=tree)

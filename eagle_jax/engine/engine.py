@@ -19,6 +19,7 @@ from eagle_jax.engine.prefill import (
     prefill_tokens,
     with_one_prompt,
 )
+from eagle_jax.engine.programs import Programs
 from eagle_jax.engine.rows import Rows
 from eagle_jax.engine.text import Text
 from eagle_jax.errors import InputError
@@ -49,20 +50,29 @@ class Engine:
         is_broken: Whether a step was interrupted: then nothing but `reset` helps.
     """
 
-    def __init__(self, pair: "Pair", *, batch_size: int, max_length: int) -> None:
+    def __init__(
+        self,
+        pair: "Pair",
+        *,
+        batch_size: int,
+        max_length: int,
+        compiles_beside: bool = False,
+    ) -> None:
         """Starts empty, and compiles nothing; reads the pair's weights.
 
         Args:
             pair: What writes.
             batch_size: The number of rows, `B`.
             max_length: The most tokens of a prompt and its text together.
+            compiles_beside: See `Pair.engine`.
         """
         self.pair, self.batch_size, self.max_length = pair, batch_size, max_length
         self.is_broken = False
         self._waiting: list[Text] = []
         self._reading: Reading | None = None
-        self._rows = Rows(pair.programs(BatchNeeds()), batch_size, max_length)
-        self._is_turn_of_short = False
+        self._rows = Rows(Programs(pair, BatchNeeds()), batch_size, max_length)
+        self._rows.compiles_beside = compiles_beside
+        self._is_turn_of_short = self._is_held_up = False
 
     def add(self, text: Text, *, name: str = "the prompt") -> Text:
         """Puts a text into the queue; one that `reset` returned begins anew.
@@ -131,6 +141,11 @@ class Engine:
         return len(self._waiting)
 
     @property
+    def is_compiling(self) -> bool:
+        """Whether a thread compiles for later rounds; the process ends after it."""
+        return self._rows.is_compiling
+
+    @property
     def is_idle(self) -> bool:
         """Whether every text that was added has ended and been returned."""
         rows = self._rows
@@ -190,7 +205,7 @@ class Engine:
                 few texts reach.
         """
         needs = functools.reduce(BatchNeeds.join, [text.needs for text in texts])
-        programs = self.pair.programs(needs.compiled(self.pair))
+        programs = Programs(self.pair, needs.compiled(self.pair))
         self._rows.empty(programs, self.batch_size)
         bucket, sizes = chunks_of([len(text.prompt_ids) for text in texts])
         short = [self.pair.text([0], texts[0].request)]
@@ -242,8 +257,8 @@ class Engine:
         # What one text needed once is there for the next, but for the constraint.
         before = self._needs.with_grammar(grammar)
         same = [one for one in needs if one.grammar == grammar]
-        programs = self.pair.programs(functools.reduce(BatchNeeds.join, same, before))
-        self._rows.empty(programs, self.batch_size)
+        needed = functools.reduce(BatchNeeds.join, same, before)
+        self._rows.empty(Programs(self.pair, needed), self.batch_size)
 
     @property
     def _fitting(self) -> list[Text]:
@@ -262,8 +277,15 @@ class Engine:
         if self._reading is not None and not must_wait:
             self._read_chunk(self._reading)
             left -= PREFILL_CHUNK
+        self._is_held_up = False
         while left > 0 and (texts := self._next_texts()):
-            if self._reading is None and self._in_chunks(texts[0]):
+            in_chunks = self._reading is None and self._in_chunks(texts[0])
+            if is_running and not self._rows.can_read(
+                texts, self._free[0], in_chunks=in_chunks
+            ):
+                self._is_held_up = True
+                return
+            if in_chunks:
                 self._reading = self._rows.start_reading(texts[0], self._free[0])
                 self._waiting.remove(texts[0])
                 self._read_chunk(self._reading)
@@ -334,7 +356,8 @@ class Engine:
         """Runs rounds, one alone while a prompt is read or rounds are looked at."""
         texts = self._rows.running.values()
         looks = any(text.is_watched or text.keeps_rounds for text in texts)
-        if looks or self._reading is not None or self._next_texts():
+        is_next = self._next_texts() and not self._is_held_up
+        if looks or self._reading is not None or is_next:
             rounds = 1
         elif any(text.request.stop for text in texts):
             rounds = min(rounds or ROUNDS, ROUNDS)  # The host alone sees stop strings.

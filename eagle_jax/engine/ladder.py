@@ -1,15 +1,21 @@
 """The trees that a pair chooses among, and the choice between stretches of rounds."""
 
+import atexit
 import dataclasses
+import hashlib
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from eagle_jax.decoding.decoder import AcceptanceRule
 from eagle_jax.drafting import RootOnly, TreeDrafter
-from eagle_jax.engine.choice import TRIAL, Figures, Ladder, Stretch, choose
+from eagle_jax.engine.choice import STRETCH, TRIAL, Figures, Ladder, Stretch, choose
 from eagle_jax.engine.config import AutoTree
+from eagle_jax.engine.figures import read_figures, write_figures
+from eagle_jax.files import kept_folder
 from eagle_jax.interface import Drafter
 
 if TYPE_CHECKING:
@@ -61,7 +67,7 @@ def _make_ladder(pair: "Pair", rule: AcceptanceRule) -> tuple[Rung, ...]:
         drafter = pair.make_drafter(settings, rule)
         if isinstance(drafter, TreeDrafter):
             drafter = dataclasses.replace(drafter, shared_depth=full.depth)
-        if _num_nodes(drafter) < _num_nodes(full):
+        if 3 * _num_nodes(drafter) <= 2 * _num_nodes(full):
             label = _label(settings, drafter)
             rungs[label] = Rung(label=label, drafter=drafter)
     return (*rungs.values(), largest)
@@ -88,7 +94,11 @@ class Chooser:
         self._sums = [0.0] * 4
 
     def next(
-        self, batch: int, left: int, compile_seconds: Callable[[], Sequence[float]]
+        self,
+        batch: int,
+        left: int,
+        compile_seconds: Callable[[], Sequence[float]],
+        has: Callable[[int], bool] = lambda tree: True,
     ) -> tuple[int, int]:
         """Returns the tree of the next rounds, and how many of them at most.
 
@@ -96,17 +106,20 @@ class Chooser:
             batch: The rows of the program.
             left: The tokens that the texts in hand may still get.
             compile_seconds: Says what the program of each tree would take to compile.
+            has: Says whether a tree that is not compiled may be had now; otherwise
+                another one goes on, if there is one.
         """
         if self._left <= 0 or batch != self._batch:
             self._settle()
-            self._tree, self._most = choose(
-                self._ladder,
-                self.figures,
-                batch,
-                left=left,
-                compile_seconds=compile_seconds(),
+            costs = compile_seconds()
+            tree, self._most = choose(
+                self._ladder, self.figures, batch, left=left, compile_seconds=costs
             )
-            self._left, self._batch = self._most, batch
+            others = [place for place, cost in enumerate(costs) if not cost]
+            if others and costs[tree] and not has(tree):
+                tree = self._tree if self._tree in others else others[-1]
+                self._most = STRETCH
+            self._tree, self._left, self._batch = tree, self._most, batch
         return self._tree, self._left
 
     def record(self, rounds: int, row_rounds: int, tokens: int, seconds: float) -> None:
@@ -137,8 +150,25 @@ def chooser_of(pair: "Pair", rungs: tuple[Rung, ...]) -> Chooser | None:
     has_weights = pair.config.method_row.weights is not None
     key = Chooser, rungs
     if key not in pair.kept:
-        pair.kept[key] = Chooser(rungs, has_weights=has_weights)
+        chooser = pair.kept[key] = Chooser(rungs, has_weights=has_weights)
+        if (path := _kept_file(pair, rungs)) is not None:
+            labels = [rung.label for rung in rungs]
+            chooser.figures = read_figures(path, labels)
+            # Ctrl-C and SIGTERM come by here, too.
+            atexit.register(lambda: write_figures(path, labels, chooser.figures))
     return pair.kept[key]
+
+
+def _kept_file(pair: "Pair", rungs: tuple[Rung, ...]) -> Path | None:
+    """Returns the file of what a ladder's trees took here before, if any is kept."""
+    folder = kept_folder()
+    if folder is None:
+        return None
+    sizes = jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), pair.params)
+    parts = pair.placement and pair.placement.mesh.shape
+    here = jax.devices()[0].device_kind, os.cpu_count(), parts, pair.config.method
+    found = repr((here, pair.config.own, [rung.label for rung in rungs], sizes))
+    return folder / f"trees-{hashlib.sha256(found.encode()).hexdigest()[:16]}.json"
 
 
 def _num_nodes(drafter: Drafter | None) -> int:

@@ -16,7 +16,6 @@ from eagle_jax.engine.engine import Engine
 from eagle_jax.engine.fit_check import FitCheck
 from eagle_jax.engine.keywords import CallKeywords, RequestKeywords, TextKeywords, shown
 from eagle_jax.engine.needs import BatchNeeds
-from eagle_jax.engine.programs import Programs
 from eagle_jax.engine.request import Request, request_of
 from eagle_jax.engine.text import Generation, Piece, Text
 from eagle_jax.engine.wording import Prompt
@@ -367,7 +366,13 @@ class Pair:
         needs = BatchNeeds.of(request, tokenizer, self.stop_tokens, self.vocab_size)
         return Text(ids, request, needs=needs, tokenizer=tokenizer, index=index)
 
-    def engine(self, *, batch_size: int = 8, max_length: int | None = None) -> Engine:
+    def engine(
+        self,
+        *,
+        batch_size: int = 8,
+        max_length: int | None = None,
+        compiles_beside: bool = False,
+    ) -> Engine:
         """Returns an engine, through whose rows texts go; reads the weights.
 
         >>> engine = pair.engine(batch_size=4)  # doctest: +SKIP
@@ -381,15 +386,12 @@ class Pair:
                 parts.
             max_length: The largest number of tokens of prompt and output together;
                 `None` for the target's positions.
+            compiles_beside: Whether threads compile, so that no running text waits.
 
         Raises:
             InputError: If the target has fewer positions, or memory too little room.
         """
-        return make_engine(self, batch_size, max_length or self.max_positions)
-
-    def programs(self, needs: BatchNeeds) -> Programs:
-        """Returns what is run for texts that need this; reads the weights."""
-        return Programs(self, needs)
+        return make_engine(self, batch_size, max_length, compiles_beside)
 
     def _for_call(self, more: Mapping[str, Any]) -> tuple[Self, dict[str, Any]]:
         """Returns the pair with the settings of a whole call, and the other ones."""

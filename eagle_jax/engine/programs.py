@@ -1,6 +1,7 @@
 """The compiled programs of a batch, which can be dropped, and all that they run on."""
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import inspect
@@ -44,16 +45,20 @@ class Store:
     same program at once both compile it.
 
     Attributes:
-        compile_seconds: The seconds that compiling took, over all programs so far.
-        longest_seconds: Those of the program that took longest.
+        longest_seconds: The seconds of the program that took longest to compile.
     """
 
     def __init__(self, most: int = MOST_PROGRAMS) -> None:
         """Starts without a program; `most` are kept at once."""
-        self.compile_seconds = self.longest_seconds = 0.0
-        self._most = most
+        self.longest_seconds = 0.0
+        self._most, self._waited = most, threading.local()
         self._kept: OrderedDict[Hashable, jax.stages.Compiled] = OrderedDict()
         self._lock = threading.Lock()
+
+    @property
+    def compile_seconds(self) -> float:
+        """The seconds that compiling took so far, in this thread."""
+        return getattr(self._waited, "seconds", 0.0)
 
     @property
     def num_kept(self) -> int:
@@ -80,9 +85,8 @@ class Store:
             program = compile_it()
         finally:  # Ctrl-C may have ended it.
             seconds = time.perf_counter() - started
-            with self._lock:
-                self.compile_seconds += seconds
-                self.longest_seconds = max(self.longest_seconds, seconds)
+            self._waited.seconds = self.compile_seconds + seconds
+            self.longest_seconds = max(self.longest_seconds, seconds)
         with self._lock:
             self._kept[key] = program
             while len(self._kept) > self._most:
@@ -141,6 +145,13 @@ class Programs:
         where = tuple(leaf.sharding for leaf in jax.tree.leaves(self.params))
         self._identity = _shapes(self.params), where
         self._store = PROGRAMS
+        self._is_dry = False
+
+    def dry(self) -> "Programs":
+        """Returns programs that are compiled, but not run: they return shapes."""
+        dry = copy.copy(self)
+        dry._is_dry, dry.chooser = True, None
+        return dry
 
     def requests(
         self, texts: Sequence[Text], rows: int, prompt_bucket: int, max_length: int
@@ -306,7 +317,7 @@ class Programs:
         yield taken
         seconds = time.perf_counter() - self._store.compile_seconds - started
         taken.append(seconds)
-        for text in texts:
+        for text in () if self._is_dry else texts:
             setattr(text, name, getattr(text, name) + seconds / len(texts))
 
     def _put(self, rows: Any) -> Any:
@@ -340,6 +351,8 @@ class Programs:
                 .compile()
             ),
         )
+        if self._is_dry:
+            return program.out_info
         return jax.block_until_ready(program(self.params, *arguments))
 
     def _key(

@@ -1,16 +1,22 @@
 """The rows of a running batch, which texts enter and leave."""
 
+import copy
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Hashable, Sequence
 
+import jax
 import numpy as np
 
 from eagle_jax.decoding.growth import bucket_sizes
 from eagle_jax.decoding.requests import Requests, bucket_length, bucket_rows
+from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import DecodeState, StopReason
+from eagle_jax.engine.ahead import Ahead
 from eagle_jax.engine.ladder import Chooser
 from eagle_jax.engine.prefill import (
     Reading,
+    chunk_sizes,
     chunks_of,
     find_prefix,
     num_samples,
@@ -27,6 +33,7 @@ class Rows:
     """A batch's state, and the texts of its rows.
 
     Attributes:
+        compiles_beside: Whether threads compile what running texts will need.
         programs: What is run; another for rows without texts forgets the state.
         max_length: The most tokens of a prompt and its text together.
         texts: The text that is being written in each row, `None` in free ones.
@@ -35,7 +42,7 @@ class Rows:
 
     def __init__(self, programs: Programs, batch_size: int, max_length: int) -> None:
         """Starts without a state; `batch_size` is the number of rows, `B`."""
-        self.max_length = max_length
+        self.max_length, self.compiles_beside = max_length, False
         self.done: list[Text] = []
         self.empty(programs, batch_size)
 
@@ -44,6 +51,7 @@ class Rows:
         self.programs = programs
         self.texts: list[Text | None] = [None] * batch_size
         self._state: DecodeState | None = None
+        self._ahead = Ahead()
         # The tree of the last rounds, and their time that no figures have yet.
         self._rung, self._seconds = -1, 0.0
         # All rows, while fewer run; and the time that free rows took.
@@ -56,6 +64,59 @@ class Rows:
     def running(self) -> dict[int, Text]:
         """The texts that are being written, by row."""
         return {row: text for row, text in enumerate(self.texts) if text is not None}
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a thread compiles for later rounds."""
+        return self._ahead.is_busy
+
+    def can_read(self, texts: Sequence[Text], slot: int, *, in_chunks: bool) -> bool:
+        """Returns whether prompts can enter without a compiler; threads begin if not.
+
+        Args:
+            texts: What would be read together.
+            slot: The row that the first would enter.
+            in_chunks: Whether it is read in chunks, between rounds.
+        """
+        if not self.compiles_beside:
+            return True
+        length = len(texts[0].prompt_ids)
+        reused = self.find_prefix(texts[0])[1] if in_chunks else 0
+        bucket, chunks = chunks_of([len(text.prompt_ids) for text in texts])
+        kinds = frozenset(chunk_sizes(length - reused) if in_chunks else chunks)
+        copies = [copy.copy(text) for text in texts]
+
+        def read(dry: "Rows") -> None:
+            if in_chunks:
+                reading = dry.start_reading(copies[0], slot)
+                while reading.sizes:
+                    reading = reading.next(dry.programs)
+                begun = dry.finish_reading(reading)
+            else:
+                begun = dry.read(copies)
+            dry.enter(copies[0], slot, begun, 0)
+            dry._run(1, 0)
+
+        what = bucket, kinds, reused > 0, len(texts), self._parked is None
+        return self._has((what, self._num_slots), read)
+
+    def _has(self, key: Hashable, run: Callable[["Rows"], object]) -> bool:
+        """Returns whether all is compiled that a function of rows of shapes runs."""
+        return self._ahead.has(key, lambda: functools.partial(run, self._dry()))
+
+    def _dry(self) -> "Rows":
+        """Returns rows of shapes alone, which compile and run nothing."""
+        dry = copy.copy(self)
+        dry.programs, dry.compiles_beside = self.programs.dry(), False
+        dry._ahead = Ahead()
+        dry.texts, dry._held = [*self.texts], [*self._held]
+        states = self._state, self._parked
+        dry._state, dry._parked = jax.eval_shape(lambda: states)
+        return dry
+
+    @property
+    def _num_slots(self) -> int:
+        return 0 if self._state is None else self._state.tokens.shape[1]
 
     def find_prefix(self, text: Text) -> tuple[int, int]:
         """See `find_prefix`; nothing is there, or can be reused, without a state."""
@@ -109,7 +170,7 @@ class Rows:
     def enter(self, text: Text, slot: int, begun: DecodeState, place: int) -> None:
         """Puts a text that was read, row `place` of `begun`, into a row."""
         state = self._state
-        if state is None or slot >= len(state.lengths):
+        if state is None or slot >= state.lengths.shape[0]:
             state = self._run_all_rows()
         state = self.programs.insert(state, begun, slot, place)
         self._state, self.texts[slot] = state, text
@@ -117,27 +178,36 @@ class Rows:
 
     def write(self, rounds: int | None, *, until_one_ends: bool) -> None:
         """Runs rounds, `None` for any number, until one text or all have ended."""
-        running, programs = self.running, self.programs
-        texts, depth, done = [*running.values()], programs.decoder.depth, None
+        programs = self.programs
         most_ended = 0 if until_one_ends else _UNLIMITED
-        with programs.timing(texts, "decode_seconds") as taken:
-            self._ensure_slots(max(text.length for text in texts) + depth + 1)
-            self._leave_out_free_rows()
-            assert self._state is not None
-            most = rounds or _UNLIMITED
-            if programs.chooser is not None:
-                self._rung, most = self._choose(programs.chooser, most)
-            if depth and any(text.keeps_rounds for text in texts):
-                self._state, done = programs.decode_round(self._state, self._rung)
-            else:
-                self._state = programs.decode_until(
-                    self._state, most, most_ended, self._rung
-                )
+        with programs.timing([*self.running.values()], "decode_seconds") as taken:
+            done = self._run(rounds or _UNLIMITED, most_ended)
         self._seconds += taken[0]
         self._lost += taken[0] * self._lost_share
         for row, one in programs.rounds(done).items() if done is not None else ():
             if (text := self.texts[row]) is not None and text.keeps_rounds:
                 text.rounds.append((one, taken[0]))
+
+    def _run(self, most: int, most_ended: int) -> Round | None:
+        """Runs rounds; returns what was verified if one text keeps it."""
+        texts, programs = self.running.values(), self.programs
+        depth = programs.decoder.depth
+        self._ensure_slots(max(text.length for text in texts) + depth + 1)
+        longest = max(
+            len(text.prompt_ids) + text.request.max_new_tokens for text in texts
+        )
+        larger = min(longest, self.max_length) + depth + 1
+        if self.compiles_beside and self._num_slots < larger:
+            self._has(("slots", self._num_slots), _grow_and_run)
+        self._leave_out_free_rows()
+        assert self._state is not None
+        if programs.chooser is not None:
+            self._rung, most = self._choose(programs.chooser, most)
+        if depth and any(text.keeps_rounds for text in texts):
+            self._state, done = programs.decode_round(self._state, self._rung)
+            return done
+        self._state = programs.decode_until(self._state, most, most_ended, self._rung)
+        return None
 
     def look(self) -> None:
         """Takes in what texts gained; those that have ended leave."""
@@ -174,9 +244,18 @@ class Rows:
             for text in texts
         )
         assert self._state is not None
-        rows = len(self._state.lengths)
+        rows = self._state.lengths.shape[0]
         costs = functools.partial(programs.compile_seconds, self._state, rows)
-        rung, stretch = chooser.next(rows, left, costs)
+
+        def has(rung: int) -> bool:
+            def run(dry: Rows) -> None:
+                dry._rung = rung
+                dry._run(1, 0)
+
+            key = "tree", rung, rows, self._num_slots
+            return not self.compiles_beside or self._has(key, run)
+
+        rung, stretch = chooser.next(rows, left, costs, has)
         return rung, min(most, stretch)
 
     def _leave_out_free_rows(self) -> None:
@@ -189,10 +268,18 @@ class Rows:
         state, programs = self._state, self.programs
         if state is None or programs.pair.sharding is not None or not on_cpu():
             return
-        now = len(state.lengths)
+        now = state.lengths.shape[0]
         rows = min(bucket_rows(1 + max(self.running)), now)
         self._lost_share = 1 - rows / now
-        if rows < now and self._lost >= min(programs.compile_seconds(state, rows)):
+        costs = programs.compile_seconds(state, rows)
+        if rows < now and self._lost >= min(costs):
+            key = "rows", rows, now, self._num_slots
+            if (
+                self.compiles_beside
+                and all(costs)
+                and not self._has(key, _park_and_run)
+            ):
+                return
             self._parked = self._run_all_rows()
             self._state = programs.take_rows(self._parked, rows)
             self._lost = self._lost_share = 0.0
@@ -215,7 +302,8 @@ class Rows:
             if rounds[-1]:
                 text.trees[label] = text.trees.get(label, 0) + rounds[-1]
         chooser = self.programs.chooser
-        if chooser is not None and self._seconds:
+        # Beside a compiler rounds take longer.
+        if chooser is not None and self._seconds and not self.is_compiling:
             chooser.record(max(rounds), sum(rounds), gained, self._seconds)
         self._seconds = 0.0
 
@@ -251,5 +339,18 @@ class Rows:
         if state is None:
             self._state = programs.empty(len(self.texts), size)
         else:
+            self._ahead.wait(("slots", self._num_slots))
             self._state = programs.grow(self._run_all_rows(), size)
         return size
+
+
+def _grow_and_run(dry: Rows) -> None:
+    """Compiles what the next larger caches need."""
+    dry._ensure_slots(dry._num_slots + 1)
+    dry._run(1, 0)
+
+
+def _park_and_run(dry: Rows) -> None:
+    """Compiles what rounds of fewer rows need."""
+    dry._lost = math.inf
+    dry._run(1, 0)

@@ -9,7 +9,7 @@ from typing import Any
 
 from eagle_jax.config import DRAWS, shortest
 from eagle_jax.drafting import find_tree_drafter
-from eagle_jax.engine.config import PairConfig
+from eagle_jax.engine.config import AutoTree, PairConfig
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.questions import Template
 from eagle_jax.interface import Drafter
@@ -79,7 +79,8 @@ def parse_method(text: str, config: PairConfig) -> RunPlan:
 
     Args:
         text: The method as `name` or `name:key=value,key=value`, where keys are fields
-            of the method's own settings, `acceptance` and `draft_vocabulary`.
+            of the method's own settings, `acceptance` and `draft_vocabulary`; `tree`
+            may be "auto". Without it every round drafts the largest tree.
         config: The settings that hold where the text names none.
     """
     name, _, given = text.partition(":")
@@ -95,6 +96,9 @@ def parse_method(text: str, config: PairConfig) -> RunPlan:
         values["acceptance"] = "coupled"
     for part in filter(None, given.split(",")):
         key, equals, value = part.partition("=")
+        if part == "tree=auto":
+            values["tree"] = "auto"
+            continue
         if not equals or key not in known:
             wanted = f"key=value with {', '.join(known)}" if known else "no settings"
             raise InputError(f"`methods` {text}: {part!r} is not known; give {wanted}")
@@ -103,7 +107,8 @@ def parse_method(text: str, config: PairConfig) -> RunPlan:
         config = config.with_(**values)
     except InputError as error:
         raise InputError(f"`methods` {text}: {error}") from error
-    return RunPlan(label=text, config=config.fixed)
+    is_auto = values.get("tree") == "auto"
+    return RunPlan(label=text, config=config if is_auto else config.fixed)
 
 
 def make_runs(
@@ -148,6 +153,8 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
         "max_new_tokens": config.request.max_new_tokens,
         "ignore_eos": config.request.ignore_eos,
     }
+    if isinstance(config.tree, AutoTree):
+        settings["tree"] = "auto"
     if grower is None:
         return settings
     is_sampled = config.rule == "coupled"

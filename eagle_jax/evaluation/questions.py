@@ -1,7 +1,7 @@
-"""Questions of an evaluation: files of Spec-Bench's format, and their prompts.
+"""Questions of an evaluation: files of Spec-Bench and SPEED-Bench, and their prompts.
 
 A line of such a file, as of MT-bench's too, holds `question_id`, `category` and
-`turns`; other fields are left alone.
+`turns` or, as SPEED-Bench's script writes them, `messages`; others are left alone.
 """
 
 import dataclasses
@@ -33,6 +33,9 @@ MT_BENCH = {
     "humanities",
 }
 """The categories of MT-bench, which are one task of Spec-Bench."""
+
+_UNFILLED = "FULL BENCHMARK DATA SHOULD BE FETCHED"
+"""What SPEED-Bench's table holds in place of questions that it may not pass on."""
 
 Template = Literal["tokenizer", "vicuna", "none"]
 """Names of the forms in which turns become a prompt.
@@ -222,10 +225,19 @@ def _hash(content: str) -> str:
 
 def _question(record: Any, where: str, number: int) -> Question:
     try:
-        turns = get(record, "turns", list)
+        if (said := get(record, "messages", list | None)) is not None:
+            turns = [get(one, "content", str) for one in said]
+            if any(get(one, "role", str) != "user" for one in said):
+                raise InputError("`messages` must all be the user's")
+        else:
+            turns = get(record, "turns", list)
+        category = get(record, "category", str)
+        if value_at(record, "sub_category") is not None:
+            # Some of SPEED-Bench's kinds have the names of MT-bench's.
+            category = f"speed_bench_{category}"
         question = Question(
             question_id=get(record, "question_id", int | str),
-            category=get(record, "category", str),
+            category=category,
             turns=tuple(check_type(str, turn, "a turn") for turn in turns),
             number=number,
         )
@@ -236,5 +248,10 @@ def _question(record: Any, where: str, number: int) -> Question:
     if not turns or not is_text or not all(one.strip() for one in filled):
         raise InputError(
             f"{where}: an id and at least one turn must be Unicode text, none empty"
+        )
+    if any(_UNFILLED in turn for turn in turns):
+        raise InputError(
+            f"{where}: SPEED-Bench passes this question on without its text; "
+            "fill it in with NVIDIA's prepare.py"
         )
     return question

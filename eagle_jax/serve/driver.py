@@ -81,7 +81,11 @@ class Driver:
 
     @functools.cached_property
     def _engine(self) -> Engine:
-        return self.pair.engine(batch_size=self._batch_size, max_length=self.max_length)
+        return self.pair.engine(
+            batch_size=self._batch_size,
+            max_length=self.max_length,
+            compiles_beside=True,
+        )
 
     def start(self) -> None:
         """Starts the thread."""
@@ -95,9 +99,10 @@ class Driver:
         self._inbox.put(functools.partial(setattr, self, "is_closed", True))
 
     def join(self, timeout: float) -> bool:
-        """Waits for the thread; returns whether it has ended."""
+        """Waits for the thread; returns whether it and all that compile have ended."""
         self._thread.join(timeout)
-        return not self._thread.is_alive()
+        is_compiling = self.is_ready and self._engine.is_compiling
+        return not (self._thread.is_alive() or is_compiling)
 
     @property
     def is_alive(self) -> bool:

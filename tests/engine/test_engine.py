@@ -1,5 +1,6 @@
 """Prompts of all lengths through few rows: the texts, and what is done when."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -58,7 +59,8 @@ def make_engine(monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
             stop_tokens=settings.pop("stop_tokens", (7, 9)),
             config=PairConfig(request=request),
         )
-        return pair.engine(**({"batch_size": 3, "max_length": 150} | settings))
+        sizes: Any = {"batch_size": 3, "max_length": 150} | settings
+        return pair.engine(**sizes)
 
     return make
 
@@ -71,7 +73,7 @@ def text_of(queue: Engine, prompt: list[int], seed: int) -> Text:
 
 def again(queue: Engine, **other: Any) -> Engine:
     """Another engine of the same pair."""
-    shape = {"batch_size": queue.batch_size, "max_length": queue.max_length}
+    shape: Any = {"batch_size": queue.batch_size, "max_length": queue.max_length}
     return queue.pair.engine(**(shape | other))
 
 
@@ -384,3 +386,34 @@ def test_prompts_are_read_at_once_unless_most_would_be_padding(
     rows: int, lengths: list[int], expected: bool
 ) -> None:
     assert is_one_prefill(lengths, rows) == expected
+
+
+def test_threads_compile_what_running_texts_will_need(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New lengths, parts of prompts that are there, larger caches, fewer rows."""
+    monkeypatch.setattr(reading, "SMALL_CHUNK", 4)
+    monkeypatch.setattr(programs, "PROGRAMS", Store())
+    queue = make_engine(
+        new_tokens=60, batch_size=4, ignore_eos=True, compiles_beside=True
+    )
+    prompts = prompts_of(3, 2, 40, 5, 50)
+    prompts.append(prompts[2] + prompts[4][:20])
+    texts = [text_of(queue, prompt, seed) for seed, prompt in enumerate(prompts)]
+    queue.add(texts[0])
+    queue.step(rounds=1)
+    waited = programs.PROGRAMS.compile_seconds
+    for text in texts[1:]:
+        queue.add(text)
+        for _ in range(3):
+            queue.step(rounds=1)
+            while queue.is_compiling:
+                time.sleep(0.01)
+    while not queue.is_idle:
+        queue.step(rounds=4)
+        while queue.is_compiling:
+            time.sleep(0.01)
+    assert texts[-1].reused > 0
+    assert programs.PROGRAMS.compile_seconds == waited
+    found = [text.token_ids for text in texts]
+    assert_same_tokens(found, alone(queue, prompts))

@@ -53,7 +53,7 @@ def test_texts_are_plain_decodings_while_trees_change_at_random(
     rng = np.random.default_rng(0)
     settings: Any = {"max_new_tokens": 40, "seed": 5} | asked
 
-    def draw(self: Chooser, batch: int, left: int, there: Any) -> tuple[int, int]:
+    def draw(self: Chooser, *_: Any) -> tuple[int, int]:
         return int(rng.integers(3)), int(rng.integers(1, 4))
 
     monkeypatch.setattr(Chooser, "next", draw)
@@ -119,7 +119,9 @@ def test_a_tree_that_chooses_itself_is_given_no_sizes() -> None:
     given: Any = {"tree": "auto", "num_nodes": 8}
     refused(lambda: PairConfig().with_(**given), 'tree = "auto" chooses `num_nodes`')
     config = PairConfig().with_(num_nodes=8).with_(tree="auto")
-    assert config == PairConfig() == PairConfig(tree="auto")
-    assert config.fixed.tree == TreeConfig()
+    assert config.tree == AutoTree(settings=TreeConfig(num_nodes=8))
+    assert config.fixed.tree == TreeConfig(num_nodes=8)
+    config = PairConfig()
+    assert config == PairConfig(tree="auto") == config.with_(tree="auto")
     kept = config.with_(calibration="none").with_method("small-model")
     assert kept.tree == AutoTree(settings=TreeConfig(calibration="none"))

@@ -75,6 +75,29 @@ def test_a_wrong_line_is_named(tmp_path: Path, bad: str, named: str) -> None:
     refused(lambda: read_questions(path), f"{path}:2", named)
 
 
+def test_lines_of_speed_bench_are_read_in_both_forms(tmp_path: Path) -> None:
+    own = {"question_id": "c3", "category": "coding", "sub_category": "python"}
+    more = {"source": "x", "src_id": "7", "difficulty": None, "multiturn": True}
+    said = [{"role": "user", "content": text} for text in ("one", "two")]
+    table = own | more | {"turns": ["one", "two"]}
+    prepared = own | more | {"question_id": "c4", "messages": said}
+    path = write(tmp_path / "file.jsonl", json.dumps(table), json.dumps(prepared))
+    assert [
+        (one.question_id, one.category, one.turns) for one in read_questions(path)
+    ] == [
+        ("c3", "speed_bench_coding", ("one", "two")),
+        ("c4", "speed_bench_coding", ("one", "two")),
+    ]
+    hidden = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+    said[0]["role"] = "system"
+    for bad, named in (
+        (own | {"turns": [hidden]}, "fill it in with NVIDIA's prepare.py"),
+        (own | {"messages": said}, "must all be the user's"),
+    ):
+        write(path, json.dumps(bad))
+        refused(lambda: read_questions(path), f"{path}:1", named)
+
+
 def test_a_file_without_questions_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "file.jsonl"
     refused(lambda: read_questions(path), "file.jsonl")
