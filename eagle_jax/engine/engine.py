@@ -72,7 +72,9 @@ class Engine:
         self._reading: Reading | None = None
         self._rows = Rows(Programs(pair, BatchNeeds()), batch_size, max_length)
         self._rows.compiles_beside = compiles_beside
-        self._is_turn_of_short = self._is_held_up = False
+        self._is_turn_of_short = False
+        # What waits for a compiler, while others pass by.
+        self._held_up: list[Text] = []
 
     def add(self, text: Text, *, name: str = "the prompt") -> Text:
         """Puts a text into the queue; one that `reset` returned begins anew.
@@ -277,14 +279,14 @@ class Engine:
         if self._reading is not None and not must_wait:
             self._read_chunk(self._reading)
             left -= PREFILL_CHUNK
-        self._is_held_up = False
+        self._held_up = []
         while left > 0 and (texts := self._next_texts()):
             in_chunks = self._reading is None and self._in_chunks(texts[0])
-            if is_running and not self._rows.can_read(
+            if self._rows.running and not self._rows.can_read(
                 texts, self._free[0], in_chunks=in_chunks
             ):
-                self._is_held_up = True
-                return
+                self._held_up += texts
+                continue
             if in_chunks:
                 self._reading = self._rows.start_reading(texts[0], self._free[0])
                 self._waiting.remove(texts[0])
@@ -316,6 +318,7 @@ class Engine:
         While a long one is being read, short ones pass by the long ones that wait.
         """
         fitting, parts = self._fitting, self.pair.num_parts
+        fitting = [text for text in fitting if text not in self._held_up]
         if self._reading is None and fitting and self._in_chunks(fitting[0]):
             return [fitting[0]] if self._free else []
         short = [text for text in fitting if not _is_long(text)]
@@ -356,8 +359,7 @@ class Engine:
         """Runs rounds, one alone while a prompt is read or rounds are looked at."""
         texts = self._rows.running.values()
         looks = any(text.is_watched or text.keeps_rounds for text in texts)
-        is_next = self._next_texts() and not self._is_held_up
-        if looks or self._reading is not None or is_next:
+        if looks or self._reading is not None or self._next_texts():
             rounds = 1
         elif any(text.request.stop for text in texts):
             rounds = min(rounds or ROUNDS, ROUNDS)  # The host alone sees stop strings.

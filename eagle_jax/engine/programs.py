@@ -41,8 +41,7 @@ Linux lets a process have 65,530 maps, and aborts the one that asks for more.
 class Store:
     """A store that compiles every program once, and keeps those used last.
 
-    Threads may share it: none waits for what another compiles, so two that need the
-    same program at once both compile it.
+    Threads may share it: each waits for another alone that compiles what it needs.
 
     Attributes:
         longest_seconds: The seconds of the program that took longest to compile.
@@ -54,6 +53,7 @@ class Store:
         self._most, self._waited = most, threading.local()
         self._kept: OrderedDict[Hashable, jax.stages.Compiled] = OrderedDict()
         self._lock = threading.Lock()
+        self._turns: dict[Hashable, threading.Lock] = {}
 
     @property
     def compile_seconds(self) -> float:
@@ -80,17 +80,20 @@ class Store:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
+            turn = self._turns.setdefault(key, threading.Lock())
         started = time.perf_counter()
         try:
-            program = compile_it()
+            with turn:
+                program = self._kept.get(key) or compile_it()
+                with self._lock:
+                    self._kept[key] = program
+                    self._turns.pop(key, None)
+                    while len(self._kept) > self._most:
+                        self._kept.popitem(last=False)
         finally:  # Ctrl-C may have ended it.
             seconds = time.perf_counter() - started
             self._waited.seconds = self.compile_seconds + seconds
             self.longest_seconds = max(self.longest_seconds, seconds)
-        with self._lock:
-            self._kept[key] = program
-            while len(self._kept) > self._most:
-                self._kept.popitem(last=False)
         return program
 
     def clear(self) -> None:

@@ -82,7 +82,7 @@ class Rows:
             return True
         length = len(texts[0].prompt_ids)
         reused = self.find_prefix(texts[0])[1] if in_chunks else 0
-        bucket, chunks = chunks_of([len(text.prompt_ids) for text in texts])
+        _, chunks = chunks_of([len(text.prompt_ids) for text in texts])
         kinds = frozenset(chunk_sizes(length - reused) if in_chunks else chunks)
         copies = [copy.copy(text) for text in texts]
 
@@ -97,12 +97,22 @@ class Rows:
             dry.enter(copies[0], slot, begun, 0)
             dry._run(1, 0)
 
-        what = bucket, kinds, reused > 0, len(texts), self._parked is None
-        return self._has((what, self._num_slots), read)
+        what = kinds, num_slots_for(texts), reused > 0, len(texts), self._parked is None
+        return self._has((what, self._num_slots), read, is_urgent=True)
 
-    def _has(self, key: Hashable, run: Callable[["Rows"], object]) -> bool:
+    def _has(
+        self,
+        key: Hashable,
+        run: Callable[["Rows"], object],
+        *,
+        is_urgent: bool = False,
+    ) -> bool:
         """Returns whether all is compiled that a function of rows of shapes runs."""
-        return self._ahead.has(key, lambda: functools.partial(run, self._dry()))
+
+        def prepare() -> Callable[[], object]:
+            return functools.partial(run, self._dry())
+
+        return self._ahead.has(key, prepare, is_urgent=is_urgent)
 
     def _dry(self) -> "Rows":
         """Returns rows of shapes alone, which compile and run nothing."""
@@ -129,7 +139,7 @@ class Rows:
         """Reads prompts in one prefill of all rows, which becomes the state itself."""
         programs, batch_size = self.programs, len(self.texts)
         bucket, chunks = chunks_of([len(text.prompt_ids) for text in texts])
-        requests = self._requests(texts, batch_size)
+        requests = self._requests(texts, batch_size, bucket)
         size = self.cache_sizes(bucket)[0]
         samples = num_samples(texts, batch_size // programs.pair.num_parts)
         self.empty(programs, batch_size)
@@ -142,10 +152,12 @@ class Rows:
     def read(self, texts: Sequence[Text]) -> DecodeState:
         """Reads short prompts, several if they are equal or one for each part."""
         programs, parts = self.programs, self.programs.pair.num_parts
-        requests = self._requests(texts, max(parts, len(texts)))
         size = self._ensure_slots(num_slots_for(texts))
         samples = 1 if parts > 1 else len(texts)
-        _, chunks = chunks_of([len(text.prompt_ids) for text in texts])
+        bucket, chunks = chunks_of([len(text.prompt_ids) for text in texts])
+        # All that are read in chunks share their programs.
+        padded = bucket if [bucket] == chunks else 0
+        requests = self._requests(texts, max(parts, len(texts)), padded)
         with programs.timing(texts, "prefill_seconds"):
             more = {"num_slots": size, "num_samples": samples}
             return programs.prefill(requests, chunks, **more)
@@ -154,8 +166,8 @@ class Rows:
         """Begins to read a prompt in chunks, for a row that is kept for it."""
         programs = self.programs
         row, text.reused = self.find_prefix(text)
-        requests = self._requests([text], programs.pair.num_parts)
         self._ensure_slots(num_slots_for([text]))
+        requests = self._requests([text], programs.pair.num_parts)
         state = self._run_all_rows()
         return Reading.begin(text, programs, requests, state, row=row, slot=slot)
 
@@ -322,9 +334,10 @@ class Rows:
         depth = self.programs.decoder.depth
         return bucket_sizes(self.max_length, prompt=prompt, depth=depth)
 
-    def _requests(self, texts: Sequence[Text], rows: int) -> Requests:
-        bucket = bucket_length(max(len(text.prompt_ids) for text in texts))
-        return self.programs.requests(texts, rows, bucket, self.max_length)
+    def _requests(self, texts: Sequence[Text], rows: int, bucket: int = 0) -> Requests:
+        """Returns requests, their prompts padded to a bucket or, as 0, to all slots."""
+        padded = bucket or self._num_slots
+        return self.programs.requests(texts, rows, padded, self.max_length)
 
     def _ensure_slots(self, num_tokens: int) -> int:
         """Gives the state at least so many slots; returns how many it has."""

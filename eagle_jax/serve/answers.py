@@ -60,12 +60,13 @@ class Answer:
         made = 0
         try:
             for choice in self._first():
-                yield self._event([choice])
+                yield self._event([choice], self._so_far(0))
             async for piece in pieces:
                 made += len(piece.token_ids)
                 if piece.text or piece.logprobs or piece.finish_reason is not None:
                     part = self._ended(piece.index, piece.finish_reason, piece.logprobs)
-                    yield self._event([part | self._added(piece.text)])
+                    choices = [part | self._added(piece.text)]
+                    yield self._event(choices, self._so_far(made))
         except Exception as error:
             yield _event(error_body(error))
             return
@@ -103,6 +104,9 @@ class Answer:
         read = self._request.num_prompt_tokens
         counts = {"prompt_tokens": read, "completion_tokens": made}
         return counts | {"total_tokens": read + made}
+
+    def _so_far(self, made: int) -> dict[str, int] | None:
+        return self._usage(made) if self._request.counts_along else None
 
     def _event(self, choices: list[Any], usage: dict[str, int] | None = None) -> str:
         told = self._shared | {"object": self.piece_kind, "choices": choices}

@@ -104,6 +104,7 @@ class TextRequest:
         num_samples: The samples of each prompt.
         is_streamed: Whether pieces are sent as they come.
         with_usage: Whether a stream ends with its counts of tokens.
+        counts_along: Whether each of its pieces has those so far, too.
         tokenizer: The pair's `transformers` tokenizer.
     """
 
@@ -112,6 +113,7 @@ class TextRequest:
     num_samples: int
     is_streamed: bool
     with_usage: bool
+    counts_along: bool
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -311,11 +313,17 @@ def _part(given: Any) -> str:
 def _stream(fields: Mapping[str, Any]) -> dict[str, bool]:
     is_streamed = check_type(bool, fields.get("stream", False), "stream")
     options = _object(fields.get("stream_options", {}), "stream_options")
-    known = "include_usage", "include_obfuscation"  # The second one pads, for TLS.
+    # The second one is vLLM's, and the third one pads, for TLS.
+    known = "include_usage", "continuous_usage_stats", "include_obfuscation"
     is_known = options.keys() <= set(known)
-    _check(is_known, "stream_options", f"may hold {' and '.join(known)} alone")
-    with_usage, _ = (check_type(bool, options.get(x, False), x) for x in known)
-    return {"is_streamed": is_streamed, "with_usage": with_usage and is_streamed}
+    _check(is_known, "stream_options", f"may hold {', '.join(known)} alone")
+    with_usage, always, _ = (check_type(bool, options.get(x, False), x) for x in known)
+    with_usage &= is_streamed
+    return {
+        "is_streamed": is_streamed,
+        "with_usage": with_usage,
+        "counts_along": with_usage and always,
+    }
 
 
 def _check_unicode(fields: Mapping[str, Any]) -> None:

@@ -101,7 +101,7 @@ def refused(found: Any, status: int, *named: str) -> dict[str, Any]:
         ({"prompt": "a", "stream": "yes"}, "must be bool", "stream"),
         (
             {"prompt": "a", "stream_options": {"x": 1}},
-            "include_usage and include_obfuscation alone",
+            "continuous_usage_stats, include_obfuscation alone",
             "stream_options",
         ),
         (

@@ -135,6 +135,10 @@ def test_a_stream_tells_its_usage_if_it_is_asked_to(client: TestClient) -> None:
     assert last["choices"] == [] and last["usage"]["completion_tokens"] == 5
     assert all(one["usage"] is None for one in pieces)
     assert "usage" not in events(client, prompt="a", max_tokens=5)[-1]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *pieces, last = events(client, prompt="a", max_tokens=5, stream_options=options)
+    made = [one["usage"]["completion_tokens"] for one in pieces]
+    assert made == sorted(made) and made[-1] == 5 == last["usage"]["completion_tokens"]
 
 
 def test_a_text_follows_its_schema_or_expression(client: TestClient) -> None:
