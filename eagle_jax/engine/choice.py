@@ -6,6 +6,7 @@ choice costs time alone.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 TRIAL = 8
 """The rounds of a trial."""
@@ -29,25 +30,20 @@ _STEEP = 0.15
 _MORE_TOKENS = 1.25
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Stretch:
+class Stretch(NamedTuple):
     """What some rounds by one tree took and brought.
 
     Attributes:
-        tree: The tree's place in the ladder.
-        batch: The rows of the program, in use or not.
         rounds: The rounds.
         row_rounds: The rounds of all rows together in which a text was written.
         tokens: The tokens that they brought.
         seconds: The time that they took, in seconds.
     """
 
-    tree: int
-    batch: int
-    rounds: int
-    row_rounds: int
-    tokens: int
-    seconds: float
+    rounds: int = 0
+    row_rounds: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,12 +93,13 @@ class Figures:
         found = self.yields.get(tree)
         return found and found[1] / found[0]
 
-    def after(self, one: Stretch, *, is_trial: bool) -> "Figures":
-        """Returns the figures with one more stretch."""
+    def after(
+        self, tree: int, batch: int, one: Stretch, *, is_trial: bool
+    ) -> "Figures":
+        """Returns the figures with one more stretch, by a tree of a program's rows."""
         if not (one.rounds and one.row_rounds):
             return self
-        key = one.tree, one.batch
-        before = self.gain(one.tree)
+        key, before = (tree, batch), self.gain(tree)
         now = one.tokens / one.row_rounds
         is_other = (
             before is not None
@@ -110,15 +107,13 @@ class Figures:
             and not 1 / _CHANGE <= now / before <= _CHANGE
         )
         costs = _add(self.costs.get(key), one.rounds, one.seconds, _COST_HALF)
-        yields = _add(
-            self.yields.get(one.tree), one.row_rounds, one.tokens, _YIELD_HALF
-        )
+        yields = _add(self.yields.get(tree), one.row_rounds, one.tokens, _YIELD_HALF)
         if is_other:
             yields = float(one.row_rounds), float(one.tokens)
         return dataclasses.replace(
             self,
             costs={**self.costs, key: costs},
-            yields={**self.yields, one.tree: yields},
+            yields={**self.yields, tree: yields},
             since=0.0 if is_trial else self.since + one.seconds,
             has_changed=is_other or (self.has_changed and not is_trial),
             tokens=self.tokens + one.tokens,

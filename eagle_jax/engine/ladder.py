@@ -3,6 +3,7 @@
 import atexit
 import dataclasses
 import hashlib
+import operator
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -91,7 +92,7 @@ class Chooser:
         )
         self.figures = Figures()
         self._tree = self._left = self._most = self._batch = 0
-        self._sums = [0.0] * 4
+        self._stretch = Stretch()
 
     def next(
         self,
@@ -110,7 +111,10 @@ class Chooser:
                 another one goes on, if there is one.
         """
         if self._left <= 0 or batch != self._batch:
-            self._settle()
+            self.figures = self.figures.after(
+                self._tree, self._batch, self._stretch, is_trial=self._most == TRIAL
+            )
+            self._stretch = Stretch()
             costs = compile_seconds()
             tree, self._most = choose(
                 self._ladder, self.figures, batch, left=left, compile_seconds=costs
@@ -122,25 +126,12 @@ class Chooser:
             self._tree, self._left, self._batch = tree, self._most, batch
         return self._tree, self._left
 
-    def record(self, rounds: int, row_rounds: int, tokens: int, seconds: float) -> None:
-        """Takes in what rounds by the last tree took and brought, see `Stretch`."""
-        new = rounds, row_rounds, tokens, seconds
-        self._sums = [a + b for a, b in zip(self._sums, new, strict=True)]
+    def record(self, part: Stretch) -> None:
+        """Takes in what rounds by the last tree took and brought."""
+        sums: Any = map(operator.add, self._stretch, part)
+        self._stretch = Stretch(*sums)
         # A text that ends without a round uses the stretch up all the same.
-        self._left -= max(rounds, 1)
-
-    def _settle(self) -> None:
-        rounds, row_rounds, tokens, seconds = self._sums
-        self._sums = [0.0] * 4
-        one = Stretch(
-            tree=self._tree,
-            batch=self._batch,
-            rounds=int(rounds),
-            row_rounds=int(row_rounds),
-            tokens=int(tokens),
-            seconds=seconds,
-        )
-        self.figures = self.figures.after(one, is_trial=self._most == TRIAL)
+        self._left -= max(part.rounds, 1)
 
 
 def chooser_of(pair: "Pair", rungs: tuple[Rung, ...]) -> Chooser | None:

@@ -5,10 +5,10 @@ import itertools
 from collections.abc import Sequence
 from typing import Self
 
+from eagle_jax.decoding import slots
 from eagle_jax.decoding.chunked_prefill import PrefillState
 from eagle_jax.decoding.decoder import Decoder
-from eagle_jax.decoding.requests import Requests, bucket_length
-from eagle_jax.decoding.state import DecodeState
+from eagle_jax.decoding.requests import bucket_length
 from eagle_jax.engine.programs import Programs
 from eagle_jax.engine.text import Text
 from eagle_jax.interface import Truncating
@@ -73,35 +73,10 @@ class Reading:
     slot: int
     sizes: Sequence[int]
 
-    @classmethod
-    def begin(
-        cls,
-        text: Text,
-        programs: Programs,
-        requests: Requests,
-        state: DecodeState,
-        *,
-        row: int,
-        slot: int,
-    ) -> Self:
-        """Begins to read a prompt, of which row `row` holds `text.reused` tokens."""
-        length, num_slots = text.reused, state.tokens.shape[1]
-        if length:
-            prefix = programs.reuse_prefill(requests, state, row, length)
-        else:
-            prefix = programs.start_prefill(requests, num_slots)
-        return cls(
-            text=text,
-            prefix=prefix,
-            num_slots=num_slots,
-            slot=slot,
-            sizes=chunk_sizes(len(text.prompt_ids) - length),
-        )
-
     def next(self, programs: Programs) -> Self:
         """Reads the next chunk."""
         size, *left = self.sizes
-        prefix = programs.prefill_chunk(self.prefix, size)
+        prefix = programs.call(slots.prefill_chunk, self.prefix, size=size)
         return dataclasses.replace(self, prefix=prefix, sizes=left)
 
 

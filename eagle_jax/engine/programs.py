@@ -17,7 +17,6 @@ import numpy as np
 
 from eagle_jax.constraints.automaton import TokenAutomaton
 from eagle_jax.decoding import chunked_prefill, slots, speculative
-from eagle_jax.decoding.chunked_prefill import PrefillState
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import Limits
 from eagle_jax.decoding.requests import NO_TOKEN, Requests, make_requests
@@ -211,34 +210,8 @@ class Programs:
             return self.call(chunked_prefill.prefill, requests, **sizes)
         prefix = self.call(moves.start, requests, **sizes)
         for size in chunks:
-            prefix = self.prefill_chunk(prefix, size)
+            prefix = self.call(slots.prefill_chunk, prefix, size=size)
         return self.call(moves.finish, (prefix, requests), **sizes)
-
-    def start_prefill(self, requests: Requests, num_slots: int) -> PrefillState:
-        """See `slots.start_prefill`; chunks may have any size."""
-        return self.call(moves.start, requests, num_slots=num_slots, num_samples=1)
-
-    def reuse_prefill(
-        self, requests: Requests, state: DecodeState, row: int, length: int
-    ) -> PrefillState:
-        """See `slots.reuse_prefill`; chunks may have any size."""
-        rest = state, np.int32(row), np.int32(length)
-        return self.call(slots.reuse_prefill, requests, *rest, size=1)
-
-    def prefill_chunk(self, state: PrefillState, size: int) -> PrefillState:
-        """See `slots.prefill_chunk`; the state is donated."""
-        return self.call(slots.prefill_chunk, state, size=size)
-
-    def finish_prefill(self, state: PrefillState, num_slots: int) -> DecodeState:
-        """See `chunked_prefill.finish_prefill`."""
-        rows = state, state.requests
-        return self.call(moves.finish, rows, num_slots=num_slots, num_samples=1)
-
-    def insert(
-        self, state: DecodeState, begun: DecodeState, slot: int, row: int
-    ) -> DecodeState:
-        """See `slots.insert`; the state is donated."""
-        return self.call(moves.insert, state, begun, np.int32(slot), np.int32(row))
 
     def grow(self, state: DecodeState, num_slots: int) -> DecodeState:
         """See `growth.grow`."""
@@ -281,14 +254,6 @@ class Programs:
         ]
         longest = self._store.longest_seconds
         return [0.0 if self._store.has(key) else longest for key in keys]
-
-    def take_rows(self, state: DecodeState, rows: int) -> DecodeState:
-        """Returns a copy of the first rows of a state."""
-        return self.call(moves.take_rows, state, count=rows)
-
-    def put_rows(self, state: DecodeState, firsts: DecodeState) -> DecodeState:
-        """Returns a state, which is donated, with others as its first rows."""
-        return self.call(moves.put_rows, state, firsts)
 
     def rounds(self, done: Round) -> dict[int, Round]:
         """Returns a round of the rows that were running, without the batch's axis."""

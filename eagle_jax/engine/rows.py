@@ -8,11 +8,14 @@ from collections.abc import Callable, Hashable, Sequence
 import jax
 import numpy as np
 
+from eagle_jax.decoding import slots
 from eagle_jax.decoding.growth import bucket_sizes
 from eagle_jax.decoding.requests import Requests, bucket_length, bucket_rows
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import DecodeState, StopReason
+from eagle_jax.engine import moves
 from eagle_jax.engine.ahead import Ahead
+from eagle_jax.engine.choice import Stretch
 from eagle_jax.engine.ladder import Chooser
 from eagle_jax.engine.prefill import (
     Reading,
@@ -165,15 +168,29 @@ class Rows:
     def start_reading(self, text: Text, slot: int) -> Reading:
         """Begins to read a prompt in chunks, for a row that is kept for it."""
         programs = self.programs
-        row, text.reused = self.find_prefix(text)
-        self._ensure_slots(num_slots_for([text]))
+        row, length = self.find_prefix(text)
+        num_slots = self._ensure_slots(num_slots_for([text]))
         requests = self._requests([text], programs.pair.num_parts)
-        state = self._run_all_rows()
-        return Reading.begin(text, programs, requests, state, row=row, slot=slot)
+        if length:
+            held = self._run_all_rows(), np.int32(row), np.int32(length)
+            prefix = programs.call(slots.reuse_prefill, requests, *held, size=1)
+        else:
+            sizes = {"num_slots": num_slots, "num_samples": 1}
+            prefix = programs.call(moves.start, requests, **sizes)
+        text.reused = length
+        return Reading(
+            text=text,
+            prefix=prefix,
+            num_slots=num_slots,
+            slot=slot,
+            sizes=chunk_sizes(len(text.prompt_ids) - length),
+        )
 
     def finish_reading(self, reading: Reading) -> DecodeState:
         """Returns the state of a prompt of which all chunks are read."""
-        begun = self.programs.finish_prefill(reading.prefix, reading.num_slots)
+        rows = reading.prefix, reading.prefix.requests
+        sizes = {"num_slots": reading.num_slots, "num_samples": 1}
+        begun = self.programs.call(moves.finish, rows, **sizes)
         # The running rows may have outgrown the size that it began with.
         if reading.num_slots < (now := self._ensure_slots(0)):
             begun = self.programs.grow(begun, now)
@@ -184,7 +201,8 @@ class Rows:
         state = self._state
         if state is None or slot >= state.lengths.shape[0]:
             state = self._run_all_rows()
-        state = self.programs.insert(state, begun, slot, place)
+        places = np.int32(slot), np.int32(place)
+        state = self.programs.call(moves.insert, state, begun, *places)
         self._state, self.texts[slot] = state, text
         self._held[slot] = text.prompt_ids
 
@@ -283,26 +301,24 @@ class Rows:
         now = state.lengths.shape[0]
         rows = min(bucket_rows(1 + max(self.running)), now)
         self._lost_share = 1 - rows / now
+        if rows == now:
+            return
         costs = programs.compile_seconds(state, rows)
-        if rows < now and self._lost >= min(costs):
-            key = "rows", rows, now, self._num_slots
-            if (
-                self.compiles_beside
-                and all(costs)
-                and not self._has(key, _park_and_run)
-            ):
-                return
+        key = "rows", rows, now, self._num_slots
+        is_there = not (self.compiles_beside and all(costs))
+        if self._lost >= min(costs) and (is_there or self._has(key, _park_and_run)):
             self._parked = self._run_all_rows()
-            self._state = programs.take_rows(self._parked, rows)
+            self._state = programs.call(moves.take_rows, self._parked, count=rows)
             self._lost = self._lost_share = 0.0
 
     def _run_all_rows(self) -> DecodeState:
         """Puts the rows that run back among the others; returns all."""
-        assert self._state is not None
+        state = self._state
+        assert state is not None
         if self._parked is not None:
-            self._state = self.programs.put_rows(self._parked, self._state)
-            self._parked = None
-        return self._state
+            parked, self._parked = self._parked, None
+            self._state = state = self.programs.call(moves.put_rows, parked, state)
+        return state
 
     def _record(self, lengths: np.ndarray, num_rounds: np.ndarray) -> None:
         """Counts what the last rounds brought the running texts."""
@@ -316,7 +332,8 @@ class Rows:
         chooser = self.programs.chooser
         # Beside a compiler rounds take longer.
         if chooser is not None and self._seconds and not self.is_compiling:
-            chooser.record(max(rounds), sum(rounds), gained, self._seconds)
+            part = Stretch(max(rounds), sum(rounds), gained, self._seconds)
+            chooser.record(part)
         self._seconds = 0.0
 
     def free(self, row: int) -> None:

@@ -52,14 +52,12 @@ def run(
         took = cost(NODES[tree], rows) * most
         yield tree, most, took
         one = Stretch(
-            tree=tree,
-            batch=rows,
             rounds=most,
             row_rounds=most * rows,
             tokens=round(gains(done)[tree] * most * rows),
             seconds=took,
         )
-        figures = figures.after(one, is_trial=most == TRIAL)
+        figures = figures.after(tree, rows, one, is_trial=most == TRIAL)
         done += most
 
 

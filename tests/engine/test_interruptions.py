@@ -76,7 +76,6 @@ def _serve(queue: Engine, num_rounds: int | None) -> dict[int, list[int]]:
     [
         ("call", "one by one"),
         ("fetch", "one by one"),
-        ("insert", "one by one"),
         ("call", "all at once"),
     ],
 )

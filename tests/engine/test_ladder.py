@@ -8,7 +8,7 @@ import pytest
 
 from eagle_jax import Pair, TreeConfig, assets, load_pair
 from eagle_jax.engine import PairConfig
-from eagle_jax.engine.choice import TRIAL
+from eagle_jax.engine.choice import TRIAL, Stretch
 from eagle_jax.engine.config import AutoTree
 from eagle_jax.engine.ladder import ROOT, Chooser, chooser_of, ladder_of
 from tests.helpers import refused, settings_of
@@ -85,7 +85,7 @@ def test_a_trial_lasts_its_rounds_however_few_are_run_at_once() -> None:
     chosen = []
     for _ in range(TRIAL):
         tree, _ = chooser.next(1, 1000, lambda: [0.0] * 3)
-        chooser.record(1, 1, 1, 0.01)
+        chooser.record(Stretch(1, 1, 1, 0.01))
         chosen.append(tree)
     assert len({*chosen}) == 1
     assert not chooser.figures.costs
