@@ -31,7 +31,7 @@ _BELOW = {
     "testing": "config decoding drafting errors interface prng sampling tree",
     "heads": "checkpoints config drafting errors interface models parsing prng",
     "engine": (
-        "assets checkpoints config constraints decoding drafting errors heads "
+        "assets checkpoints config constraints decoding drafting errors files heads "
         "interface methods models parallel parsing processors tree"
     ),
     "serve": "config errors engine parsing",

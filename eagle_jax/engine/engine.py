@@ -12,10 +12,7 @@ from eagle_jax.decoding.state import DecodeState
 from eagle_jax.engine.needs import BatchNeeds
 from eagle_jax.engine.prefill import (
     Reading,
-    chunks_of,
-    every_chunk,
     is_one_prefill,
-    num_samples,
     prefill_tokens,
     with_one_prompt,
 )
@@ -145,7 +142,7 @@ class Engine:
     @property
     def is_compiling(self) -> bool:
         """Whether a thread compiles for later rounds; the process ends after it."""
-        return self._rows.is_compiling
+        return self._rows.ahead.is_busy
 
     @property
     def is_idle(self) -> bool:
@@ -209,28 +206,7 @@ class Engine:
         needs = functools.reduce(BatchNeeds.join, [text.needs for text in texts])
         programs = Programs(self.pair, needs.compiled(self.pair))
         self._rows.empty(programs, self.batch_size)
-        bucket, sizes = chunks_of([len(text.prompt_ids) for text in texts])
-        short = [self.pair.text([0], texts[0].request)]
-        requests = programs.requests(short, self.batch_size, bucket, self.max_length)
-        size, *larger = self._rows.cache_sizes(bucket)
-        samples = num_samples(texts, self.batch_size // self.pair.num_parts)
-        more = {"num_slots": size, "num_samples": samples}
-        # Each size that a prompt of this length may need, if all are wanted.
-        *others, last = every_chunk(bucket) if with_growth else [sizes]
-        for chunks in others:
-            programs.prefill(requests, chunks, **more)
-        state = programs.prefill(requests, last, **more)
-        rung = -1
-        if programs.chooser is not None:
-            rung, _ = programs.chooser.next(
-                self.batch_size, 0, lambda: [0.0] * len(programs.rungs)
-            )
-        if any(text.keeps_rounds for text in texts) and programs.decoder.depth:
-            state, _ = programs.decode_round(state, rung)
-        else:
-            state = programs.decode_until(state, 1, 0, rung)
-        for size in larger if with_growth else ():
-            state = programs.decode_until(programs.grow(state, size), 1, 0, rung)
+        self._rows.warm_up(texts, with_growth=with_growth)
 
     def _check_usable(self) -> None:
         if self.is_broken:

@@ -213,28 +213,11 @@ class Programs:
             prefix = self.call(slots.prefill_chunk, prefix, size=size)
         return self.call(moves.finish, (prefix, requests), **sizes)
 
-    def grow(self, state: DecodeState, num_slots: int) -> DecodeState:
-        """See `growth.grow`."""
-        return self.call(moves.grow, state, num_slots=num_slots)
-
     def free(self, state: DecodeState, slot: int) -> DecodeState:
         """See `slots.free`."""
         reasons = np.array(self.fetch(state.stop_reason))
         reasons[slot] = StopReason.FREE
         return dataclasses.replace(state, stop_reason=self._put(jnp.asarray(reasons)))
-
-    def decode_until(
-        self, state: DecodeState, most_rounds: int, most_ended: int, rung: int = -1
-    ) -> DecodeState:
-        """See `speculative.decode_until`; the state is donated."""
-        limits = Limits(np.int32(most_rounds), np.int32(most_ended))
-        return self.call(speculative.decode_until, state, limits, rung=rung)
-
-    def decode_round(
-        self, state: DecodeState, rung: int = -1
-    ) -> tuple[DecodeState, Round]:
-        """See `speculative.decode_round`; the state is donated."""
-        return self.call(speculative.decode_round, state, rung=rung)
 
     def compile_seconds(self, state: DecodeState, rows: int) -> list[float]:
         """Returns what the loop of each tree would take to compile, 0 if it is there.

@@ -3,13 +3,13 @@
 import copy
 import functools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 
 import jax
 import numpy as np
 
-from eagle_jax.decoding import slots
-from eagle_jax.decoding.growth import bucket_sizes
+from eagle_jax.decoding import slots, speculative
+from eagle_jax.decoding.growth import Limits, bucket_sizes
 from eagle_jax.decoding.requests import Requests, bucket_length, bucket_rows
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import DecodeState, StopReason
@@ -21,6 +21,7 @@ from eagle_jax.engine.prefill import (
     Reading,
     chunk_sizes,
     chunks_of,
+    every_chunk,
     find_prefix,
     num_samples,
     num_slots_for,
@@ -37,6 +38,7 @@ class Rows:
 
     Attributes:
         compiles_beside: Whether threads compile what running texts will need.
+        ahead: These threads.
         programs: What is run; another for rows without texts forgets the state.
         max_length: The most tokens of a prompt and its text together.
         texts: The text that is being written in each row, `None` in free ones.
@@ -54,7 +56,7 @@ class Rows:
         self.programs = programs
         self.texts: list[Text | None] = [None] * batch_size
         self._state: DecodeState | None = None
-        self._ahead = Ahead()
+        self.ahead = Ahead()
         # The tree of the last rounds, and their time that no figures have yet.
         self._rung, self._seconds = -1, 0.0
         # All rows, while fewer run; and the time that free rows took.
@@ -67,11 +69,6 @@ class Rows:
     def running(self) -> dict[int, Text]:
         """The texts that are being written, by row."""
         return {row: text for row, text in enumerate(self.texts) if text is not None}
-
-    @property
-    def is_compiling(self) -> bool:
-        """Whether a thread compiles for later rounds."""
-        return self._ahead.is_busy
 
     def can_read(self, texts: Sequence[Text], slot: int, *, in_chunks: bool) -> bool:
         """Returns whether prompts can enter without a compiler; threads begin if not.
@@ -101,27 +98,40 @@ class Rows:
             dry._run(1, 0)
 
         what = kinds, num_slots_for(texts), reused > 0, len(texts), self._parked is None
-        return self._has((what, self._num_slots), read, is_urgent=True)
+        return self.ahead.has(
+            (what, self._num_slots),
+            lambda: functools.partial(read, self._dry()),
+            is_urgent=True,
+        )
 
-    def _has(
-        self,
-        key: Hashable,
-        run: Callable[["Rows"], object],
-        *,
-        is_urgent: bool = False,
-    ) -> bool:
-        """Returns whether all is compiled that a function of rows of shapes runs."""
+    def _has_rounds(self, **other: int) -> bool:
+        """Returns whether rounds are compiled that are other ones, see `_run_other`."""
+        if not self.compiles_beside:
+            return True
+        return self.ahead.has(
+            self._key(**other),
+            lambda: functools.partial(self._dry()._run_other, **other),
+            is_urgent=False,
+        )
 
-        def prepare() -> Callable[[], object]:
-            return functools.partial(run, self._dry())
+    def _key(self, **other: int) -> Hashable:
+        assert self._state is not None
+        return *other.items(), self._state.tokens.shape
 
-        return self._ahead.has(key, prepare, is_urgent=is_urgent)
+    def _run_other(
+        self, *, num_slots: int = 0, rung: int | None = None, num_rows: int = 0
+    ) -> None:
+        """Runs a round with more slots, by another tree, or of so few rows."""
+        self._ensure_slots(num_slots)
+        self._rung = self._rung if rung is None else rung
+        self._lost = math.inf if num_rows else 0.0
+        self._run(1, 0)
 
     def _dry(self) -> "Rows":
         """Returns rows of shapes alone, which compile and run nothing."""
         dry = copy.copy(self)
         dry.programs, dry.compiles_beside = self.programs.dry(), False
-        dry._ahead = Ahead()
+        dry.ahead = Ahead()
         dry.texts, dry._held = [*self.texts], [*self._held]
         states = self._state, self._parked
         dry._state, dry._parked = jax.eval_shape(lambda: states)
@@ -151,6 +161,25 @@ class Rows:
             state = programs.prefill(requests, chunks, **more)
         self._state = state
         self.texts[: len(texts)] = texts
+
+    def warm_up(self, texts: Sequence[Text], *, with_growth: bool) -> None:
+        """Compiles what reading texts as all rows needs, see `Engine.warm_up`."""
+        dry, batch_size = self._dry(), len(self.texts)
+        bucket, sizes = chunks_of([len(text.prompt_ids) for text in texts])
+        requests = self._requests(texts, batch_size, bucket)
+        first, *larger = self.cache_sizes(bucket)
+        samples = num_samples(texts, batch_size // self.programs.pair.num_parts)
+        # Each size that a prompt of this length may need, if all are wanted.
+        for chunks in every_chunk(bucket) if with_growth else [sizes]:
+            more = {"num_slots": first, "num_samples": samples}
+            dry._state = dry.programs.prefill(requests, chunks, **more)
+        dry.texts[: len(texts)] = texts
+        if (chooser := self.programs.chooser) is not None:
+            no_time = [0.0] * len(self.programs.rungs)
+            dry._rung, _ = chooser.next(batch_size, 0, lambda: no_time)
+        for size in (first, *larger) if with_growth else (first,):
+            dry._ensure_slots(size)
+            dry._run(1, 0)
 
     def read(self, texts: Sequence[Text]) -> DecodeState:
         """Reads short prompts, several if they are equal or one for each part."""
@@ -193,7 +222,7 @@ class Rows:
         begun = self.programs.call(moves.finish, rows, **sizes)
         # The running rows may have outgrown the size that it began with.
         if reading.num_slots < (now := self._ensure_slots(0)):
-            begun = self.programs.grow(begun, now)
+            begun = self.programs.call(moves.grow, begun, num_slots=now)
         return begun
 
     def enter(self, text: Text, slot: int, begun: DecodeState, place: int) -> None:
@@ -227,16 +256,20 @@ class Rows:
             len(text.prompt_ids) + text.request.max_new_tokens for text in texts
         )
         larger = min(longest, self.max_length) + depth + 1
-        if self.compiles_beside and self._num_slots < larger:
-            self._has(("slots", self._num_slots), _grow_and_run)
+        if self._num_slots < larger:
+            self._has_rounds(num_slots=self._num_slots + 1)
         self._leave_out_free_rows()
         assert self._state is not None
         if programs.chooser is not None:
             self._rung, most = self._choose(programs.chooser, most)
         if depth and any(text.keeps_rounds for text in texts):
-            self._state, done = programs.decode_round(self._state, self._rung)
+            one_round = speculative.decode_round
+            self._state, done = programs.call(one_round, self._state, rung=self._rung)
             return done
-        self._state = programs.decode_until(self._state, most, most_ended, self._rung)
+        limits = Limits(np.int32(most), np.int32(most_ended))
+        self._state = programs.call(
+            speculative.decode_until, self._state, limits, rung=self._rung
+        )
         return None
 
     def look(self) -> None:
@@ -276,16 +309,9 @@ class Rows:
         assert self._state is not None
         rows = self._state.lengths.shape[0]
         costs = functools.partial(programs.compile_seconds, self._state, rows)
-
-        def has(rung: int) -> bool:
-            def run(dry: Rows) -> None:
-                dry._rung = rung
-                dry._run(1, 0)
-
-            key = "tree", rung, rows, self._num_slots
-            return not self.compiles_beside or self._has(key, run)
-
-        rung, stretch = chooser.next(rows, left, costs, has)
+        rung, stretch = chooser.next(
+            rows, left, costs, lambda rung: self._has_rounds(rung=rung)
+        )
         return rung, min(most, stretch)
 
     def _leave_out_free_rows(self) -> None:
@@ -303,10 +329,8 @@ class Rows:
         self._lost_share = 1 - rows / now
         if rows == now:
             return
-        costs = programs.compile_seconds(state, rows)
-        key = "rows", rows, now, self._num_slots
-        is_there = not (self.compiles_beside and all(costs))
-        if self._lost >= min(costs) and (is_there or self._has(key, _park_and_run)):
+        cost = min(programs.compile_seconds(state, rows))
+        if self._lost >= cost and (not cost or self._has_rounds(num_rows=rows)):
             self._parked = self._run_all_rows()
             self._state = programs.call(moves.take_rows, self._parked, count=rows)
             self._lost = self._lost_share = 0.0
@@ -331,7 +355,7 @@ class Rows:
                 text.trees[label] = text.trees.get(label, 0) + rounds[-1]
         chooser = self.programs.chooser
         # Beside a compiler rounds take longer.
-        if chooser is not None and self._seconds and not self.is_compiling:
+        if chooser is not None and self._seconds and not self.ahead.is_busy:
             part = Stretch(max(rounds), sum(rounds), gained, self._seconds)
             chooser.record(part)
         self._seconds = 0.0
@@ -369,18 +393,7 @@ class Rows:
         if state is None:
             self._state = programs.empty(len(self.texts), size)
         else:
-            self._ahead.wait(("slots", self._num_slots))
-            self._state = programs.grow(self._run_all_rows(), size)
+            self.ahead.wait(self._key(num_slots=self._num_slots + 1))
+            every = self._run_all_rows()
+            self._state = programs.call(moves.grow, every, num_slots=size)
         return size
-
-
-def _grow_and_run(dry: Rows) -> None:
-    """Compiles what the next larger caches need."""
-    dry._ensure_slots(dry._num_slots + 1)
-    dry._run(1, 0)
-
-
-def _park_and_run(dry: Rows) -> None:
-    """Compiles what rounds of fewer rows need."""
-    dry._lost = math.inf
-    dry._run(1, 0)
