@@ -86,7 +86,7 @@ def test_the_readmes_first_command_writes_varied_text_that_is_the_targets(
     # A loop is easy to draft; the figures of one would promise too much.
     assert repetition([run["generated_ids"]]) <= 0.05
     assert result["settings"]["target"] == str(assets.TARGET)
-    tree = load_config(CONFIG, PairConfig).tree
+    tree = load_config(CONFIG, PairConfig).own
     assert result["settings"]["tree"]["num_nodes"] == tree.num_nodes
     assert result["totals"]["identical"] is True
     # A head that knows nothing reaches 1.05, the most likely drafts 1.5.

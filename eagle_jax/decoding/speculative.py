@@ -97,7 +97,12 @@ def generate(
 
 @functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("state",))
 def decode_until(
-    decoder: Decoder, params: Params, state: DecodeState, limits: Limits | None = None
+    decoder: Decoder,
+    params: Params,
+    state: DecodeState,
+    limits: Limits | None = None,
+    *,
+    depth: int | None = None,
 ) -> DecodeState:
     """Runs rounds as one program; the state, caches included, is donated.
 
@@ -111,6 +116,8 @@ def decode_until(
             are.
         limits: Where it ends although rows are running and have room; `None` for
             nowhere.
+        depth: The depth that there must be room for; `None` for the drafter's own.
+            Static.
     """
 
     def advance(state: DecodeState) -> DecodeState:
@@ -118,7 +125,8 @@ def decode_until(
             return autoregressive.step(decoder, params, state)
         return _round(decoder, params, state)[0]
 
-    return advance_until(advance, state, limits, depth=decoder.depth)
+    needed = decoder.depth if depth is None else depth
+    return advance_until(advance, state, limits, depth=needed)
 
 
 decode = decode_until

@@ -37,11 +37,6 @@ class RootOnly:
         """See `Drafter.prefill_chunk`."""
         return self.drafter.prefill_chunk(params, state, chunk)
 
-    def truncate(self, state: Any, length: jax.Array) -> Any:
-        """See `Truncating`, which the drafter must be, too."""
-        drafter: Any = self.drafter
-        return drafter.truncate(state, length)
-
     def propose(
         self, params: Any, state: Any, root: jax.Array, draws: Draws
     ) -> tuple[DraftTree, Any]:

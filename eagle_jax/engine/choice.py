@@ -155,10 +155,10 @@ def choose(
     unknown = [i for i in range(len(ladder.nodes)) if i not in known]
     for tree in sorted(unknown, key=lambda i: abs(i - best)):
         promise = _promise(ladder, figures, tree, batch)
-        saved = horizon * (1 / speeds[best] - 1 / promise)
-        pays = _BELIEVED * saved > compile_seconds[tree]
-        if promise > _MARGIN * speeds[best] and pays:
-            return tree, TRIAL
+        if promise > _MARGIN * speeds[best]:
+            saved = horizon * (1 / speeds[best] - 1 / promise)
+            if _BELIEVED * saved > compile_seconds[tree]:
+                return tree, TRIAL
     share = _CHANGED_SHARE if figures.has_changed else _SHARE
     for tree in sorted(speeds, key=lambda i: figures.yields.get(i, (0.0,))[0]):
         cost = figures.cost(tree, batch) or 0.0
@@ -177,11 +177,9 @@ def _speed(figures: Figures, tree: int, batch: int) -> float:
 
 def _promise(ladder: Ladder, figures: Figures, tree: int, batch: int) -> float:
     """Returns the tokens per second that a tree may bring, by those of others."""
-    gain, gains = (
-        figures.gain(tree),
-        {i: figures.gain(i) or 0.0 for i in figures.yields},
-    )
+    gain = figures.gain(tree)
     if gain is None:
+        gains = {i: figures.gain(i) or 0.0 for i in figures.yields}
         larger = [x for i, x in gains.items() if i > tree]
         smaller = {i: x for i, x in gains.items() if 0 < i < tree}
         # A larger tree brings more; how much more, nobody knows.

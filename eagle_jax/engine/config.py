@@ -45,8 +45,9 @@ class PairConfig:
             chain at width 1), earlier text, tokens that the target held likely after
             others, or none.
         tree: The method's own settings (`Method.settings`). "auto", as which `None`
-            counts, becomes an `AutoTree` of their defaults: among the root alone and
-            trees up to theirs, that which pays is chosen as the text goes on. Where
+            counts, becomes an `AutoTree` of those before or of their defaults: among
+            the root alone and trees up to theirs, what pays is chosen as the text goes
+            on. Where
             the text depends on the tree (`acceptance` "rejection"), and over several
             processes, it is the largest one.
         acceptance: The acceptance rule above temperature 0: "coupled" gives the very
@@ -167,7 +168,9 @@ class PairConfig:
             return dataclasses.replace(self, method=name)
         shared = set(method.own_settings) & set(vars(self.own))
         tree = method.settings(**{key: getattr(self.own, key) for key in shared})
-        if isinstance(self.tree, AutoTree) and method.rungs is not None:
+        # Plain decoding has no tree that anybody could have named.
+        is_auto = isinstance(self.tree, AutoTree) or self.method_row.rungs is None
+        if is_auto and method.rungs is not None:
             tree = AutoTree(settings=tree)
         return dataclasses.replace(self, method=name, tree=tree)
 

@@ -157,8 +157,9 @@ class Engine:
 
         Args:
             rounds: The most rounds; `None` for as many as it takes until a row is free
-                for a text that waits or, if none waits, all texts have ended: one
-                program from their second tokens to their last.
+                for a text that waits or, if none waits, all texts have ended: with a
+                tree of one size one program from their second tokens to their last,
+                otherwise one per stretch of rounds.
             until_one_ends: Whether a free row ends it although no text waits yet.
 
         Returns:

@@ -57,7 +57,7 @@ class FitCheck:
         # Where a head drafts each level, as Medusa's, right ones hit less at level 2,
         # too: only others go on from their own outputs.
         continues = model is not None and model.max_levels is None
-        self.num_rounds += len(text.accept_lengths) - text.trees.get(ROOT, 0)
+        self.num_rounds += len(text.accept_lengths) - text.trees.count(ROOT)
         self.accepted += sum(text.accept_lengths)
         for level, confident in enumerate(text.expected):
             self.hits[level] += sum(n > level for n in text.accept_lengths)

@@ -26,6 +26,7 @@ ROOT = "root"
 """The label of rounds without drafts."""
 
 _FEW_NODES = 8
+_SIZES = ("num_nodes", "depth", "width")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,14 +75,23 @@ def _make_ladder(pair: "Pair", rule: AcceptanceRule) -> tuple[Rung, ...]:
     return (*rungs.values(), largest)
 
 
+@dataclasses.dataclass(kw_only=True)
+class Known:
+    """What is known of the trees of a ladder, which all engines of a pair share."""
+
+    figures: Figures = dataclasses.field(default_factory=Figures)
+
+
 class Chooser:
-    """Chooses among the trees of a ladder; all engines of a pair share what it learns.
+    """Chooses among the trees of a ladder for the rows of one engine.
 
     Attributes:
-        figures: What is known of them.
+        known: What is known of them.
     """
 
-    def __init__(self, rungs: tuple[Rung, ...], *, has_weights: bool) -> None:
+    def __init__(
+        self, rungs: tuple[Rung, ...], known: Known, *, has_weights: bool
+    ) -> None:
         """Begins with a small tree, or with none where drafts come without weights."""
         nodes = [_num_nodes(rung.drafter) for rung in rungs]
         few = [place for place, count in enumerate(nodes) if count <= _FEW_NODES]
@@ -90,7 +100,7 @@ class Chooser:
             depths=[rung.drafter.depth if rung.drafter else 0 for rung in rungs],
             start=max(few[-1], 1) if has_weights else 0,
         )
-        self.figures = Figures()
+        self.known = known
         self._tree = self._left = self._most = self._batch = 0
         self._stretch = Stretch()
 
@@ -111,13 +121,13 @@ class Chooser:
                 another one goes on, if there is one.
         """
         if self._left <= 0 or batch != self._batch:
-            self.figures = self.figures.after(
+            figures = self.known.figures = self.known.figures.after(
                 self._tree, self._batch, self._stretch, is_trial=self._most == TRIAL
             )
             self._stretch = Stretch()
             costs = compile_seconds()
             tree, self._most = choose(
-                self._ladder, self.figures, batch, left=left, compile_seconds=costs
+                self._ladder, figures, batch, left=left, compile_seconds=costs
             )
             others = [place for place, cost in enumerate(costs) if not cost]
             if others and costs[tree] and not has(tree):
@@ -141,13 +151,13 @@ def chooser_of(pair: "Pair", rungs: tuple[Rung, ...]) -> Chooser | None:
     has_weights = pair.config.method_row.weights is not None
     key = Chooser, rungs
     if key not in pair.kept:
-        chooser = pair.kept[key] = Chooser(rungs, has_weights=has_weights)
+        known = pair.kept[key] = Known()
         if (path := _kept_file(pair, rungs)) is not None:
             labels = [rung.label for rung in rungs]
-            chooser.figures = read_figures(path, labels)
+            known.figures = read_figures(path, labels)
             # Ctrl-C and SIGTERM come by here, too.
-            atexit.register(lambda: write_figures(path, labels, chooser.figures))
-    return pair.kept[key]
+            atexit.register(lambda: write_figures(path, labels, known.figures))
+    return Chooser(rungs, pair.kept[key], has_weights=has_weights)
 
 
 def _kept_file(pair: "Pair", rungs: tuple[Rung, ...]) -> Path | None:
@@ -170,6 +180,7 @@ def _label(settings: Any, drafter: Drafter | None) -> str:
     """Returns the sizes of a tree, as `tune` writes them."""
     if drafter is None:
         return ROOT
-    names = ("num_nodes", "depth", "width")
-    sizes = [str(getattr(settings, name)) for name in names if hasattr(settings, name)]
+    sizes = vars(settings) | {"depth": drafter.depth}
+    names = [name for name in _SIZES if hasattr(settings, name)]
+    sizes = [str(sizes[name]) for name in names]
     return "/".join(sizes) if len(sizes) > 1 else f"{_num_nodes(drafter)} nodes"

@@ -219,6 +219,18 @@ class Programs:
         reasons[slot] = StopReason.FREE
         return dataclasses.replace(state, stop_reason=self._put(jnp.asarray(reasons)))
 
+    def decode_until(
+        self, state: DecodeState, limits: Limits, rung: int
+    ) -> DecodeState:
+        """See `speculative.decode_until`; the state is donated."""
+        run = speculative.decode_until
+        return self.call(run, state, limits, rung=rung, **self._room)
+
+    @property
+    def _room(self) -> dict[str, int]:
+        # After a smaller tree the drafter reads as much as after the largest.
+        return {"depth": self.decoder.depth}
+
     def compile_seconds(self, state: DecodeState, rows: int) -> list[float]:
         """Returns what the loop of each tree would take to compile, 0 if it is there.
 
@@ -232,7 +244,7 @@ class Programs:
         of_state = [one.update(shape=(rows, *one.shape[1:])) for one in types[:count]]
         shapes = structure, (*of_state, *types[count:])
         keys = [
-            self._key(speculative.decode_until, {}, one, shapes)
+            self._key(speculative.decode_until, self._room, one, shapes)
             for one in self._decoders
         ]
         longest = self._store.longest_seconds

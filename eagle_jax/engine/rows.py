@@ -241,8 +241,6 @@ class Rows:
         most_ended = 0 if until_one_ends else _UNLIMITED
         with programs.timing([*self.running.values()], "decode_seconds") as taken:
             done = self._run(rounds or _UNLIMITED, most_ended)
-        self._seconds += taken[0]
-        self._lost += taken[0] * self._lost_share
         for row, one in programs.rounds(done).items() if done is not None else ():
             if (text := self.texts[row]) is not None and text.keeps_rounds:
                 text.rounds.append((one, taken[0]))
@@ -267,9 +265,10 @@ class Rows:
             self._state, done = programs.call(one_round, self._state, rung=self._rung)
             return done
         limits = Limits(np.int32(most), np.int32(most_ended))
-        self._state = programs.call(
-            speculative.decode_until, self._state, limits, rung=self._rung
-        )
+        with programs.timing((), "") as taken:
+            self._state = programs.decode_until(self._state, limits, self._rung)
+        self._seconds += taken[0]
+        self._lost += taken[0] * self._lost_share
         return None
 
     def look(self) -> None:
@@ -303,7 +302,8 @@ class Rows:
         """Returns the tree of the next rounds, and the most of them."""
         texts, programs = self.running.values(), self.programs
         left = sum(
-            len(text.prompt_ids) + text.request.max_new_tokens - text.length
+            min(len(text.prompt_ids) + text.request.max_new_tokens, self.max_length)
+            - text.length
             for text in texts
         )
         assert self._state is not None
@@ -315,7 +315,7 @@ class Rows:
         return rung, min(most, stretch)
 
     def _leave_out_free_rows(self) -> None:
-        """Lets no more rows run than hold texts, as soon as that pays.
+        """Lets no rows run after the last that holds a text, as soon as that pays.
 
         All rows are parked meanwhile: a later prompt may begin as one that has ended.
         Where a program of so few rows has to be compiled, it is once as much time was
@@ -349,13 +349,12 @@ class Rows:
         label, gained, rounds = self.programs.rungs[self._rung].label, 0, [0]
         for row, text in self.running.items():
             gained += int(lengths[row]) - text.length
-            rounds.append(int(num_rounds[row]) - sum(text.trees.values()))
+            rounds.append(int(num_rounds[row]) - len(text.trees))
             text.length = int(lengths[row])
-            if rounds[-1]:
-                text.trees[label] = text.trees.get(label, 0) + rounds[-1]
+            text.trees += [label] * rounds[-1]
         chooser = self.programs.chooser
         # Beside a compiler rounds take longer.
-        if chooser is not None and self._seconds and not self.ahead.is_busy:
+        if chooser is not None and self._seconds > 0 and not self.ahead.is_busy:
             part = Stretch(max(rounds), sum(rounds), gained, self._seconds)
             chooser.record(part)
         self._seconds = 0.0

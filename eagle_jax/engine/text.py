@@ -1,5 +1,6 @@
 """One text, from its request to its last token, and what a call returns of it."""
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -205,7 +206,7 @@ class Text:
         self.token_ids: list[int] = []
         self.stop_reason = StopReason.RUNNING
         self.accept_lengths: list[int] = []
-        self.trees: dict[str, int] = {}
+        self.trees: list[str] = []
         self.expected = 0.0, 0.0
         self.logprobs: list[TokenLogprob] | None = None
         self.prompt_logprobs: list[TokenLogprob] | None = None
@@ -277,7 +278,7 @@ class Text:
             stop_reason=self.stop_reason,
             accept_lengths=self.accept_lengths,
             seed=self.request.seed,
-            trees=self.trees,
+            trees=dict(collections.Counter(self.trees)),
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             prefill_seconds=self.prefill_seconds,
@@ -338,7 +339,7 @@ class Text:
         # The first token is the prefill's.
         ends = itertools.accumulate((1 + n for n in self.accept_lengths), initial=1)
         rounds = sum(end < count for end in ends)
-        del self.token_ids[count:], self.accept_lengths[rounds:]
+        del self.token_ids[count:], self.accept_lengths[rounds:], self.trees[rounds:]
         if self.logprobs is not None:
             del self.logprobs[count:]
         self.stop_reason = StopReason.STOP_STRING

@@ -34,8 +34,8 @@ def read_chunk(
 ) -> tuple[TargetOutput, Cache]:
     """Reads the next tokens of prompts into a cache with room for all of them.
 
-    Rows that ended before them commit nothing: their window lies after their end and,
-    as chunks have one size, before the padded end.
+    Rows that ended before them commit nothing: their window begins at their end, so
+    before the chunk's place, and lies within the cache.
 
     Args:
         target: The target. Static.

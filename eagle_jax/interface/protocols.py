@@ -63,7 +63,7 @@ class Params:
 class PromptChunk:
     """The next tokens of the prompts, which the target has just read.
 
-    All chunks of a prompt have one size, `C`, and together they are its padding's.
+    Chunks may differ in their size, `C`, and may end before the padding does.
 
     Attributes:
         prompts: `[B, T]` int32, the whole prompts, padded at the end.

@@ -80,18 +80,22 @@ def attend(
     own: _Segment = (new, mask[:, None, None])
 
     def read(block: int, *, is_host_free: bool = False) -> _Mixed:
-        if num_slots == 0:
-            return mix([own])
-        if num_slots <= block:
-            return mix([own, (cached, in_cache(jnp.arange(num_slots)))])
         ends = None if is_host_free else _blocks(length, first, block)
         return _add_blocks(mix, cached, in_cache, ends, mix([own]), block)
 
-    found = jax.lax.platform_dependent(
-        cuda=lambda: read(BLOCK, is_host_free=True),
-        cpu=lambda: read(CPU_BLOCK),
-        default=lambda: read(BLOCK),
-    )
+    def read_whole() -> _Mixed:
+        seen = [(cached, in_cache(jnp.arange(num_slots)))] if num_slots else []
+        return mix([own, *seen])
+
+    if num_slots <= CPU_BLOCK:
+        found = read_whole()
+    else:
+        is_long = num_slots > BLOCK
+        found = jax.lax.platform_dependent(
+            cuda=lambda: read(BLOCK, is_host_free=True) if is_long else read_whole(),
+            cpu=lambda: read(CPU_BLOCK),
+            default=lambda: read(BLOCK) if is_long else read_whole(),
+        )
     if sinks is not None:
         top = sinks.astype(jnp.float32).reshape(1, num_kv_heads, -1, 1, 1)
         found = _join(found, (top, jnp.ones_like(top), jnp.zeros_like(top)))

@@ -149,3 +149,11 @@ def test_whatever_rounds_cost_and_bring_it_is_near_the_best(
 def test_a_stretch_ends_after_a_bounded_number_of_rounds() -> None:
     stretches = [*run(on_h100, lambda _: GOOD, 8, rounds=2000)]
     assert {most for _, most, _ in stretches} == {TRIAL, STRETCH}
+
+
+def test_a_tree_that_brought_nothing_is_no_reason_to_fail() -> None:
+    """A constraint may leave no token after a trial's first round."""
+    figures = Figures().after(1, 1, Stretch(8, 8, 16, 0.1), is_trial=True)
+    figures = figures.after(2, 1, Stretch(1, 1, 0, 0.1), is_trial=True)
+    costs = [0.0] * len(NODES)
+    assert choose(LADDER, figures, 1, left=9, compile_seconds=costs)[0] != 2

@@ -84,10 +84,10 @@ def test_a_choice_is_kept_by_device_sizes_and_settings(
     assert not kept
     monkeypatch.setattr(files, "_KEPT", [tmp_path])
     chooser = opened()
-    chooser.figures = KNOWN
+    chooser.known.figures = KNOWN
     kept.pop()()
     assert len([*tmp_path.glob("trees-*.json")]) == 1
-    assert opened().figures.costs.keys() == KNOWN.costs.keys()
-    assert opened(rerank=False).figures == Figures()
+    assert opened().known.figures.costs.keys() == KNOWN.costs.keys()
+    assert opened(rerank=False).known.figures == Figures()
     monkeypatch.setattr("os.cpu_count", lambda: 1000)
-    assert opened().figures == Figures()
+    assert opened().known.figures == Figures()

@@ -69,6 +69,15 @@ def test_texts_are_plain_decodings_while_trees_change_at_random(
     assert labels == {ROOT, "4/3/1", "6/3/2"}
 
 
+def test_rounds_that_a_stop_string_cuts_off_are_no_rounds_of_a_tree(pair: Pair) -> None:
+    (whole,) = pair.generate(PROMPTS[0], max_new_tokens=40)
+    stop = whole.text[12:15]
+    (done,) = pair.generate(PROMPTS[0], max_new_tokens=40, stop=[stop])
+    assert done.finish_reason == "stop" and whole.text.startswith(done.text)
+    rounds = len(done.accept_lengths)
+    assert sum(done.trees.values()) == rounds < len(whole.accept_lengths)
+
+
 def test_streams_change_trees_too(pair: Pair, plain: Pair) -> None:
     settings: Any = {"max_new_tokens": 30, "temperature": 1.0, "seed": 7}
     *_, last = pair.stream(PROMPTS[0], **settings)
@@ -88,9 +97,9 @@ def test_a_trial_lasts_its_rounds_however_few_are_run_at_once() -> None:
         chooser.record(Stretch(1, 1, 1, 0.01))
         chosen.append(tree)
     assert len({*chosen}) == 1
-    assert not chooser.figures.costs
+    assert not chooser.known.figures.costs
     chooser.next(1, 1000, lambda: [0.0] * 3)
-    assert chooser.figures.cost(chosen[0], 1) == pytest.approx(0.01)
+    assert chooser.known.figures.cost(chosen[0], 1) == pytest.approx(0.01)
 
 
 def test_only_trees_without_sizes_choose_themselves(tiny_pair: Path) -> None:
@@ -123,5 +132,7 @@ def test_a_tree_that_chooses_itself_is_given_no_sizes() -> None:
     assert config.fixed.tree == TreeConfig(num_nodes=8)
     config = PairConfig()
     assert config == PairConfig(tree="auto") == config.with_(tree="auto")
+    # By way of plain decoding, too.
+    assert config.with_method("autoregressive").with_method("eagle2") == config
     kept = config.with_(calibration="none").with_method("small-model")
     assert kept.tree == AutoTree(settings=TreeConfig(calibration="none"))
