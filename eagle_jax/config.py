@@ -41,19 +41,11 @@ def require(holds: bool, name: str, value: object, wanted: str) -> None:
         raise InputError(f"{name} = {value} must be {wanted}", setting=name)
 
 
-def require_int32(name: str, value: int) -> None:
-    """Refuses a count beyond int32, in which tokens and positions are counted."""
-    require(value < 2**31, name, value, "below 2**31")
-
-
 def require_counts(settings: object, **least: int) -> None:
     """Refuses counts below their least, and beyond int32."""
     for name, bound in least.items():
-        value = getattr(settings, name)
-        require(
-            value >= bound, name, value, f"at least {bound}" if bound else "0 or more"
-        )
-        require_int32(name, value)
+        wanted = f"at least {bound}" if bound else "0 or more"
+        Range(bound, wanted=wanted).check(name, getattr(settings, name))
 
 
 def require_float32(name: str, value: float) -> None:
@@ -78,12 +70,12 @@ class Range:
     def check(self, name: str, value: float) -> None:
         """Refuses a value outside the range, by the name of its setting."""
         wanted = self.wanted or f"{self.least} to {self.most}"
-        is_within = math.isfinite(value) and self.least <= value <= self.most
+        is_within = self.least <= value <= self.most and value != math.inf
         require(is_within, name, value, wanted)
         if isinstance(value, float):
             require_float32(name, value)
-        elif self.most == math.inf:
-            require_int32(name, value)
+        elif self.most == math.inf:  # Tokens and positions are counted in int32.
+            require(value < 2**31, name, value, "below 2**31")
 
 
 DRAWS = {

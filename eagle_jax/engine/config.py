@@ -7,12 +7,11 @@ from eagle_jax.config import (
     Acceptance,
     Dtype,
     Quantization,
+    Range,
     check_known,
     from_table,
     made,
-    require,
     require_counts,
-    require_int32,
 )
 from eagle_jax.engine.request import Request
 from eagle_jax.errors import InputError, did_you_mean
@@ -82,14 +81,13 @@ class PairConfig:
         check_types(self)
         require_counts(self, batch_size=1)
         if self.max_length is not None:
-            length = self.max_length
-            require(length >= 2, "max_length", length, "at least 2 (prompt + output)")
-            require_int32("max_length", length)
+            least = Range(2, wanted="at least 2 (prompt + output)")
+            least.check("max_length", self.max_length)
         row = self.method_row
         if self.tree is None or self.tree == "auto":
-            own = row.settings()
-            chosen = own if row.rungs is None else AutoTree(settings=own)
-            object.__setattr__(self, "tree", chosen)
+            object.__setattr__(self, "tree", AutoTree(settings=row.settings()))
+        if row.rungs is None:  # There is nothing to choose.
+            object.__setattr__(self, "tree", self.own)
         if type(self.own) is not row.settings:
             raise InputError(
                 f"tree = {type(self.own).__name__} is not of method {self.method}, "
@@ -129,7 +127,7 @@ class PairConfig:
         own = from_table(row.settings, tree, f"{where} [tree]")
         is_fixed = "tree" not in pair and {*tree} & {*row.shapes}
         parts = {
-            "tree": own if is_fixed or row.rungs is None else AutoTree(settings=own),
+            "tree": own if is_fixed else AutoTree(settings=own),
             "request": made(Request, asked, f"{where} [request]"),
         }
         return made(cls, pair | parts, f"{where} [pair]")
@@ -169,8 +167,7 @@ class PairConfig:
         shared = set(method.own_settings) & set(vars(self.own))
         tree = method.settings(**{key: getattr(self.own, key) for key in shared})
         # Plain decoding has no tree that anybody could have named.
-        is_auto = isinstance(self.tree, AutoTree) or self.method_row.rungs is None
-        if is_auto and method.rungs is not None:
+        if isinstance(self.tree, AutoTree) or self.method_row.rungs is None:
             tree = AutoTree(settings=tree)
         return dataclasses.replace(self, method=name, tree=tree)
 
@@ -193,7 +190,7 @@ class PairConfig:
         for name in given:
             config.check_reads(name)
         shapes = [name for name in own if name in config.method_row.shapes]
-        if common.get("tree") == "auto" and config.method_row.rungs is not None:
+        if common.get("tree") == "auto":
             if shapes:
                 raise InputError(
                     f'tree = "auto" chooses `{shapes[0]}` itself; leave one of them out'
@@ -203,11 +200,8 @@ class PairConfig:
         tree = dataclasses.replace(config.own, **own)
         if isinstance(config.tree, AutoTree) and not shapes:
             tree = AutoTree(settings=tree)
-        return dataclasses.replace(
-            config,
-            tree=tree,
-            request=dataclasses.replace(config.request, **asked),
-        )
+        request = dataclasses.replace(config.request, **asked)
+        return dataclasses.replace(config, tree=tree, request=request)
 
     def check_reads(self, name: str) -> None:
         """Refuses a setting that the method does not read, or that there is none of."""
