@@ -2,16 +2,16 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from eagle_jax.checkpoints import check_max_length
 from eagle_jax.decoding.growth import bucket_sizes, capacity_ends
 from eagle_jax.decoding.requests import bucket_ends, bucket_rows
 from eagle_jax.engine.engine import Engine
-from eagle_jax.engine.request import Request, each_sample
+from eagle_jax.engine.request import Request
 from eagle_jax.engine.text import Text
-from eagle_jax.engine.wording import as_prompts
 from eagle_jax.errors import InputError
 from eagle_jax.models import devices
 from eagle_jax.models.transformer import Transformer
@@ -20,29 +20,6 @@ if TYPE_CHECKING:
     from eagle_jax.engine.pair import Pair
 
 _MOST_ROWS = 8
-_OF_PROMPT = ("system", "chat_template_kwargs", "truncate_prompt_tokens")
-
-
-def read_prompts(
-    pair: "Pair",
-    prompts: Any,
-    settings: Request | Sequence[Request] | None,
-    more: Mapping[str, Any],
-    *,
-    chat: bool,
-) -> list[tuple[list[int], Request]]:
-    """Returns prompts as ids and what is asked after them, see `Pair.texts`."""
-    how = {name: more[name] for name in _OF_PROMPT if name in more}
-    fields = {name: x for name, x in more.items() if name not in how}
-    given = as_prompts(prompts)
-    encoded = [pair.encode(prompt, chat=chat, **how) for prompt in given]
-    if settings is None:
-        settings = pair.request(**fields)
-    elif fields:
-        raise InputError(
-            f"{next(iter(fields))} is given beside `settings`; give one of them"
-        )
-    return each_sample(encoded, settings)
 
 
 def engine_for(
@@ -139,11 +116,13 @@ def check_memory(pair: "Pair", *, batch_size: int, max_length: int) -> None:
     )
 
 
-def warm_up(pair: "Pair", most: Request, prompt_length: int, batch_size: int) -> None:
+def warm_up(pair: "Pair", most: Request, prompt_length: int, batch_size: int) -> float:
     """Compiles the programs of calls with up to so many and so long prompts."""
+    started = time.perf_counter()
     sizes = sorted({bucket_rows(rows) for rows in range(1, batch_size + 1)})
     for rows, length in itertools.product(sizes, bucket_ends(prompt_length)):
         for limit in capacity_ends(length, most.max_new_tokens):
             one = dataclasses.replace(most, max_new_tokens=limit)
             texts = [pair.text([0] * length, one)] * rows
             empty_engine_for(pair, texts, rows).warm_up(texts, with_growth=True)
+    return time.perf_counter() - started

@@ -273,22 +273,18 @@ def _read_params(
     if draft is None:
         return Params(target=target), sharding
     params = _ready_to_run(draft.read(target, sharding), sharding)
-    layer = getattr(_sizes(draft.model), "layer", None)
+    model: Any = draft.model
+    sizes = getattr(model, "target", model).config  # A small one's are its decoder's.
     if draft.tokens is not None:
-        model: Any = draft.model
         params = model.narrow(params, jnp.asarray(draft.tokens, jnp.int32))
     if sharding is not None:
+        layer = getattr(sizes, "layer", None)
         sharding = sharding.with_drafter(layer, params)
         # Devices that cannot share as many columns hold all of them each.
         places = sharding.drafter_shardings(params)
         if draft.tokens is not None:
             params = jax.device_put(params, places)
     return Params(target=target, drafter=params), sharding
-
-
-def _sizes(model: Any) -> Any:
-    """Returns the sizes of a draft model, of a small one those of its decoder."""
-    return getattr(model, "target", model).config
 
 
 def _ready_to_run(params: Any, sharding: PairSharding | None) -> Any:

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -10,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from eagle_jax.config import require
 from eagle_jax.decoding.decoder import AcceptanceRule, Decoder
 from eagle_jax.engine import wording
-from eagle_jax.engine.calls import engine_for, make_engine, read_prompts, warm_up
+from eagle_jax.engine.calls import engine_for, make_engine, warm_up
 from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.engine import Engine
 from eagle_jax.engine.fit_check import FitCheck
 from eagle_jax.engine.keywords import CallKeywords, RequestKeywords, TextKeywords, shown
 from eagle_jax.engine.needs import BatchNeeds
-from eagle_jax.engine.request import Request, request_of
+from eagle_jax.engine.request import Request, each_sample, request_of
 from eagle_jax.engine.text import Generation, Piece, Text
-from eagle_jax.engine.wording import Prompt
+from eagle_jax.engine.wording import Prompt, as_prompts
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter, Params, Target
 from eagle_jax.models.transformer import Transformer, TransformerConfig
@@ -27,7 +26,7 @@ from eagle_jax.parallel import PairSharding
 if TYPE_CHECKING:
     from eagle_jax.engine.open import Draft
 
-_OF_CALL = ("acceptance", "max_length")
+_OF_PROMPT = ("system", "chat_template_kwargs", "truncate_prompt_tokens")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -114,9 +113,8 @@ class Pair:
         """Shows the names, sizes and the method."""
         if not isinstance(self.target, Transformer):
             return f"Pair({type(self.target).__name__}, {self.drafter})"
-        config = self.sizes
         name = "target" if self.folder is None else self.folder.name
-        size = f"{config.num_layers} layers of {config.layer.hidden_size}"
+        size = f"{self.sizes.num_layers} layers of {self.sizes.layer.hidden_size}"
         levels = "" if self.drafter is None else f" {self.drafter.depth} deep"
         return f"Pair({name!r}, {size}, {self.dtype}, {self.config.method}{levels})"
 
@@ -297,10 +295,8 @@ class Pair:
             InputError: If a prompt of that length leaves no room for a token, or a
                 setting is unknown or outside its range.
         """
-        started = time.perf_counter()
         pair, fields = self._for_call(settings)
-        warm_up(pair, pair.request(**fields), prompt_length, batch_size)
-        return time.perf_counter() - started
+        return warm_up(pair, pair.request(**fields), prompt_length, batch_size)
 
     @shown(RequestKeywords)
     def request(self, **settings: Unpack[RequestKeywords]) -> Request:
@@ -331,15 +327,12 @@ class Pair:
             chat_template_kwargs: More arguments of the tokenizer's
                 `apply_chat_template`: `tools`, `documents`, `chat_template` (the name
                 of one of several), and variables such as `enable_thinking`.
-            truncate_prompt_tokens: The number of last tokens that are kept; `None` for
-                all.
+            truncate_prompt_tokens: The number of last tokens kept; `None` for all.
         """
         if isinstance(prompt, str) or isinstance(prompt[0], Mapping):
-            if self.tokenizer is None:
-                raise InputError("a pair without a tokenizer reads no text")
-            more = {"chat": chat, "system": system}
-            variables = chat_template_kwargs or {}
-            prompt = wording.encode(self.tokenizer, prompt, variables, **more)
+            prompt = wording.encode(
+                self.tokenizer, prompt, chat_template_kwargs, chat=chat, system=system
+            )
         if (most := truncate_prompt_tokens) is not None:
             require(most >= 1, "truncate_prompt_tokens", most, "at least 1")
             prompt = prompt[-most:]
@@ -357,7 +350,14 @@ class Pair:
 
         Arguments and errors are those of `generate`, but for those of a whole call.
         """
-        asked = read_prompts(self, prompts, settings, more, chat=chat)
+        how = {name: more.pop(name) for name in _OF_PROMPT if name in more}
+        encoded = [self.encode(one, chat=chat, **how) for one in as_prompts(prompts)]
+        if settings is None:
+            settings = self.request(**more)
+        elif more:
+            told = f"{next(iter(more))} is given beside `settings`; give one of them"
+            raise InputError(told)
+        asked = each_sample(encoded, settings)
         return [self.text(*one, index=index) for index, one in enumerate(asked)]
 
     def text(self, ids: Sequence[int], request: Request, *, index: int = 0) -> Text:
@@ -395,6 +395,6 @@ class Pair:
 
     def _for_call(self, more: Mapping[str, Any]) -> tuple[Self, dict[str, Any]]:
         """Returns the pair with the settings of a whole call, and the other ones."""
-        whole = {name: more[name] for name in _OF_CALL if name in more}
-        fields = {name: x for name, x in more.items() if name not in whole}
+        fields = dict(more)
+        whole = {name: fields.pop(name, None) for name in ("acceptance", "max_length")}
         return dataclasses.replace(self, config=self.config.with_(**whole)), fields

@@ -56,6 +56,9 @@ def load_tokenizer(
         )
         added = tokenizer.get_added_vocab()
         own = {n for token, n in tokenizer.get_vocab().items() if token not in added}
+        if not own:  # Without its files, transformers makes up one of special tokens.
+            files = "tokenizer.json or tokenizer.model"
+            raise InputError(f"there is no vocabulary, such as {files}")
         length = tokenizer.model_max_length
         if not isinstance(length, int | float):
             raise InputError(f"model_max_length = {length!r} must be a number")
@@ -73,11 +76,6 @@ def load_tokenizer(
             f"{folder} holds no usable tokenizer: {reason}; copy the tokenizer's files "
             "there"
         ) from error
-    if not own:  # Without its files, transformers makes up one of special tokens.
-        raise InputError(
-            f"{folder} holds no usable tokenizer: there is no vocabulary, such as "
-            "tokenizer.json or tokenizer.model; copy the tokenizer's files there"
-        )
     if max(own) >= vocab_size:
         raise InputError(
             f"{folder}: the tokenizer knows ids up to {max(own)}, but the target's "
@@ -205,24 +203,26 @@ def encode(
         system: What the system says before the conversation; `None` for nothing.
 
     Raises:
-        InputError: If there is no template, or it refuses the prompt, or the prompt is
-            no text or has no token.
+        InputError: If there is no tokenizer or no template, or it refuses the prompt,
+            or the prompt is no text or has no token.
     """
+    if tokenizer is None:
+        raise InputError("a pair without a tokenizer reads no text")
+    messages = text = prompt
     if isinstance(prompt, str):
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
-            raise InputError(
-                f"the prompt {prompt!r} is not valid Unicode text"
-            ) from error
-    messages = [{"role": "user", "content": prompt}] if chat else prompt
-    text = prompt
-    if isinstance(messages, str) and (variables or system is not None):
+            told = f"the prompt {prompt!r} is not valid Unicode text"
+            raise InputError(told) from error
+        messages = [{"role": "user", "content": prompt}] if chat else prompt
+    is_plain = isinstance(messages, str)
+    if is_plain and (variables or system is not None):
         raise InputError(
             "`system` and `chat_template_kwargs` belong to conversations; give `chat`, "
             "or messages as the prompt"
         )
-    if not isinstance(messages, str):
+    if not is_plain:
         if system is not None:
             messages = [{"role": "system", "content": system}, *messages]
         if not (tokenizer.chat_template or (variables or {}).get("chat_template")):
@@ -233,9 +233,7 @@ def encode(
         text, _ = apply_chat_template(
             tokenizer, messages, variables, add_generation_prompt=True
         )
-    ids = tokenizer(
-        text, add_special_tokens=isinstance(messages, str), verbose=False
-    ).input_ids
+    ids = tokenizer(text, add_special_tokens=is_plain, verbose=False).input_ids
     if not ids:
         raise InputError(
             f"the prompt {text!r} has no token and this tokenizer adds none; give "

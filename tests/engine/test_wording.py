@@ -94,6 +94,8 @@ def test_chat_wraps_the_prompt_and_begins_the_text_once(silent_tokenizer: Any) -
     assert ids[0] == _BOS
     assert _BOS not in ids[1:]
     assert silent_tokenizer.decode(ids[1:]) == "[user]Hello[assistant]"
+    turns = [{"role": "user", "content": "Hello"}]
+    assert wording.encode(silent_tokenizer, turns, chat=True) == ids
 
 
 def test_continuations_leave_out_the_prompt_and_special_tokens(tokenizer: Any) -> None:
