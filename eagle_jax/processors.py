@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from eagle_jax.config import require, require_counts
+from eagle_jax.config import Range, require, setting
 from eagle_jax.errors import InputError
 from eagle_jax.parsing import check_type, hints_of
 
@@ -26,6 +26,7 @@ MAX_NGRAM = 64
 """The longest n-grams: the offsets of each are compared one after the other."""
 
 _LEAST_BUCKET = 4
+_FACTORS = Range(2.0**-126, wanted="above 0 and finite")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,28 +50,22 @@ class ProcessorConfig:
     """
 
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    no_repeat_ngram_size: int = 0
+    repetition_penalty: float = setting(1.0, _FACTORS)
+    presence_penalty: float = setting(0.0, Range(-2, 2))
+    frequency_penalty: float = setting(0.0, Range(-2, 2))
+    no_repeat_ngram_size: int = setting(0, Range(0, MAX_NGRAM))
     bad_words: Sequence[Sequence[int]] = ()
-    min_new_tokens: int = 0
+    min_new_tokens: int = setting(0, Range(0, wanted="0 or more"))
 
     def __post_init__(self) -> None:
         """Refuses values out of range, and makes tuples, which have a hash."""
-        for name, kind in hints_of(ProcessorConfig).items():
-            if kind in (int, float):
-                value = check_type(kind, getattr(self, name), name)
+        hints = hints_of(ProcessorConfig)
+        for field in dataclasses.fields(self):
+            if (within := field.metadata.get("within")) is not None:
+                name = field.name
+                value = check_type(hints[name], getattr(self, name), name)
+                within.check(name, value)
                 object.__setattr__(self, name, value)
-        factor = self.repetition_penalty
-        is_factor = 2.0**-126 <= factor < 2.0**128
-        require(is_factor, "repetition_penalty", factor, "above 0 and finite")
-        for name in ("presence_penalty", "frequency_penalty"):
-            penalty = getattr(self, name)
-            require(-2 <= penalty <= 2, name, penalty, "-2 to 2")
-        require_counts(self, no_repeat_ngram_size=0, min_new_tokens=0)
-        size = self.no_repeat_ngram_size
-        require(size <= MAX_NGRAM, "no_repeat_ngram_size", size, f"0 to {MAX_NGRAM}")
         try:
             biases = dict(self.logit_bias)
             words = tuple(_ids("bad_words", word) for word in self.bad_words)
