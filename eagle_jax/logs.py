@@ -53,9 +53,8 @@ class JsonLines(contextlib.AbstractContextManager["JsonLines"]):
         Args:
             count: The number of results to keep.
         """
-        kept = itertools.islice(
-            read_log(self.path), None if count is None else count + 1
-        )
+        end = None if count is None else count + 1
+        kept = itertools.islice(read_log(self.path), end)
         self._file.truncate(sum(len(line) for _, line in kept))
 
     def append(self, result: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from eagle_jax.config import (
     check_known,
     from_table,
     made,
+    require,
     require_counts,
 )
 from eagle_jax.engine.request import Request
@@ -115,10 +116,8 @@ class PairConfig:
         tree, pair, asked = (table.get(name, {}) for name in tables)
         others = [name for name in hints_of(cls) if name not in tables]
         check_known(pair, [*others, "tree"], f"{where} [pair]")
-        if pair.get("tree", "auto") != "auto":
-            raise InputError(
-                f'{where} [pair]: `tree` = {pair["tree"]!r} must be "auto"'
-            )
+        said = pair.get("tree", "auto")
+        require(said == "auto", f"{where} [pair]: `tree`", repr(said), '"auto"')
         check_known(asked, hints_of(Request), f"{where} [request]")
         row = METHODS.get(method or "")
         if "method" not in pair and row and {*tree} <= {*row.own_settings}:
@@ -215,10 +214,8 @@ class PairConfig:
                 setting=name,
             )
         known = [*vars(self), *self.method_row.own_settings, *vars(self.request)]
-        raise InputError(
-            f"{name!r} is no setting; known are {', '.join(known)}"
-            f"{did_you_mean(name, known)}"
-        )
+        told = f"{name!r} is no setting; known are {', '.join(known)}"
+        raise InputError(told + did_you_mean(name, known))
 
 
 def _refuse_old(table: dict[str, Any], where: str) -> None:

@@ -116,11 +116,9 @@ class Request:
         """Refuses values outside their range."""
         for name, check, within in _checks():
             object.__setattr__(self, name, check(name, getattr(self, name), within))
-        most = self.max_new_tokens
+        least, most = self.min_new_tokens, self.max_new_tokens
         wanted = f"at most max_new_tokens = {most}"
-        require(
-            self.min_new_tokens <= most, "min_new_tokens", self.min_new_tokens, wanted
-        )
+        require(least <= most, "min_new_tokens", least, wanted)
         if self.include_stop_str_in_output and not self.stop:
             raise InputError(
                 "include_stop_str_in_output keeps the string that ended a text, but "
@@ -238,10 +236,8 @@ def request_of(
     given = dict(given or {})
     for name in given:
         if name not in known:
-            near = did_you_mean(name, known)
-            raise InputError(
-                f"{name!r} is no setting; known are {', '.join(known)}{near}"
-            )
+            told = f"{name!r} is no setting; known are {', '.join(known)}"
+            raise InputError(told + did_you_mean(name, known))
     if "seed" in given and given["seed"] is None:
         given["seed"] = secrets.randbelow(2**30)  # Every prompt's may be given again.
     values: dict[str, Any] = dict(defaults or {})

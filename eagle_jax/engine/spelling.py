@@ -26,9 +26,8 @@ class Spelling:
             skips: Whether special tokens add nothing.
         """
         self._tokenizer, self._skips, self._ids = tokenizer, skips, list(prompt)
-        decoder = getattr(
-            getattr(tokenizer, "backend_tokenizer", None), "decoder", None
-        )
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        decoder = getattr(backend, "decoder", None)
         is_bytes = decoder is not None and b"ByteLevel" in decoder.__getstate__()
         self._alphabet = byte_alphabet() if is_bytes else None
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
