@@ -13,7 +13,6 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax.sharding import AxisType
 
 from eagle_jax.prng import gumbel, own_keys
 
@@ -369,13 +368,7 @@ def split_axes() -> Mapping[str, int]:
     a mesh has none, whatever its arguments lie on.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    return {
-        name: size
-        for name, size, kind in zip(
-            mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True
-        )
-        if kind == AxisType.Auto
-    }
+    return {name: mesh.shape[name] for name in mesh.auto_axes}
 
 
 def num_parts() -> int:
