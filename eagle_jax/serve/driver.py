@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
 from eagle_jax.engine import Engine, Pair, Piece, Text
 from eagle_jax.errors import InputError, first_line, one_line
@@ -204,7 +204,7 @@ def _shown(error: Exception) -> str:
     return one_line(f"{type(error).__name__}: {first_line(error)}")
 
 
-class Call:
+class Call(contextlib.AbstractContextManager["Call"]):
     """The texts of one request, from its first byte to the end of its answer.
 
     A context manager: what is still under way when it ends is dropped.
@@ -229,15 +229,11 @@ class Call:
         self._started = time.monotonic()
         self._claimed = 0
         self._has_failed = False
-
-    def __enter__(self) -> Self:
-        """Returns the call."""
         try:
             self._claim(1)
         except ServeError:
-            self._driver.metrics.count_request("refused")
+            driver.metrics.count_request("refused")
             raise
-        return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         """Drops what nobody waits for, and counts the request."""
