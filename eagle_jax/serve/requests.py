@@ -101,7 +101,7 @@ class TextRequest:
 
     Attributes:
         texts: The texts, the samples of each prompt one by one.
-        num_samples: The samples of each prompt.
+        num_prompt_tokens: The tokens of all prompts.
         is_streamed: Whether pieces are sent as they come.
         with_usage: Whether a stream ends with its counts of tokens.
         counts_along: Whether each of its pieces has those so far, too.
@@ -110,15 +110,10 @@ class TextRequest:
 
     texts: list[Text]
     tokenizer: Any
-    num_samples: int
+    num_prompt_tokens: int
     is_streamed: bool
     with_usage: bool
     counts_along: bool
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """The tokens of all prompts."""
-        return sum(len(x.prompt_ids) for x in self.texts[:: self.num_samples])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -171,7 +166,7 @@ class Reader:
             return TextRequest(
                 texts=texts,
                 tokenizer=self.pair.tokenizer,
-                num_samples=settings.n,
+                num_prompt_tokens=sum(map(len, encoded)),
                 **stream,
             )
         except InputError as error:
