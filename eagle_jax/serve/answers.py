@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
-from eagle_jax.engine import Generation, Piece, TokenLogprob
+from eagle_jax.engine import Piece, TokenLogprob
 from eagle_jax.engine.spelling import Spelling
 from eagle_jax.serve.errors import error_body
 from eagle_jax.serve.requests import TextRequest
@@ -35,23 +35,19 @@ class Answer:
             "model": model,
         }
         self._spellings = {
-            number: Spelling(
+            text.index: Spelling(
                 request.tokenizer,
                 text.prompt_ids,
                 skips=text.request.skip_special_tokens,
             )
-            for number, text in enumerate(request.texts)
+            for text in request.texts
             if text.request.logprobs is not None
         }
 
-    def whole(self, generations: Sequence[Generation]) -> dict[str, Any]:
-        """Returns the answer with all texts, in order."""
-        choices = [
-            self._ended(number, done.finish_reason, done.logprobs)
-            | self._said(done.text)
-            for number, done in enumerate(generations)
-        ]
-        made = sum(len(done.token_ids) for done in generations)
+    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """Returns the answer with all texts, each of which came in one piece."""
+        choices = [self._choice(piece) | self._said(piece.text) for piece in pieces]
+        made = sum(len(piece.token_ids) for piece in pieces)
         kind = {"object": self.whole_kind, "choices": choices}
         return self._shared | kind | {"usage": self._usage(made)}
 
@@ -64,9 +60,8 @@ class Answer:
             async for piece in pieces:
                 made += len(piece.token_ids)
                 if piece.text or piece.logprobs or piece.finish_reason is not None:
-                    part = self._ended(piece.index, piece.finish_reason, piece.logprobs)
-                    choices = [part | self._added(piece.text)]
-                    yield self._event(choices, self._so_far(made))
+                    choice = self._choice(piece) | self._added(piece.text)
+                    yield self._event([choice], self._so_far(made))
         except Exception as error:
             yield _event(error_body(error))
             return
@@ -74,17 +69,12 @@ class Answer:
             yield self._event([], self._usage(made))
         yield DONE
 
-    def _ended(
-        self,
-        index: int,
-        reason: str | None,
-        found: Sequence[TokenLogprob] | None = None,
-    ) -> dict[str, Any]:
+    def _choice(self, piece: Piece) -> dict[str, Any]:
         """Returns a choice without its text."""
-        told = None
-        if found is not None:
+        index, reason, told = piece.index, piece.finish_reason, None
+        if piece.logprobs is not None:
             is_chat = self.prefix == "chatcmpl"
-            told = logprobs(found, self._spellings[index], is_chat=is_chat)
+            told = logprobs(piece.logprobs, self._spellings[index], is_chat=is_chat)
         reason = _FINISH_REASONS.get(reason or "", reason)
         return {"index": index, "logprobs": told, "finish_reason": reason}
 
@@ -93,12 +83,10 @@ class Answer:
         return []
 
     def _said(self, text: str) -> dict[str, Any]:
-        """Returns what a choice says of a whole text."""
+        """Returns what a choice says of a whole text, or of a piece (`_added`)."""
         return {"text": text}
 
-    def _added(self, text: str) -> dict[str, Any]:
-        """Returns what a choice says of a piece."""
-        return {"text": text}
+    _added = _said
 
     def _usage(self, made: int) -> dict[str, int]:
         read = self._request.num_prompt_tokens
@@ -121,8 +109,8 @@ class ChatAnswer(Answer):
 
     def _first(self) -> list[dict[str, Any]]:
         begin = {"role": "assistant", "content": ""}
-        numbers = range(len(self._request.texts))
-        return [self._ended(number, None) | {"delta": begin} for number in numbers]
+        nothing = {"logprobs": None, "finish_reason": None, "delta": begin}
+        return [{"index": text.index} | nothing for text in self._request.texts]
 
     def _said(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text, "refusal": None}}

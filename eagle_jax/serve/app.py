@@ -135,8 +135,7 @@ class _Texts:
             if not asked.is_streamed:
                 whole = await _unless_gone(receive, _all(pieces))
                 if whole is not None:
-                    texts = [piece.generation for piece in whole if piece.generation]
-                    await JSONResponse(answer.whole(texts))(scope, receive, send)
+                    await JSONResponse(answer.whole(whole))(scope, receive, send)
                 return
             # What is refused late has its own status, as long as nothing was sent.
             first = await _unless_gone(receive, anext(pieces))
