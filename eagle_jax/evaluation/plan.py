@@ -13,7 +13,7 @@ from eagle_jax.engine.config import AutoTree, PairConfig
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.questions import Template
 from eagle_jax.interface import Drafter
-from eagle_jax.methods import METHODS, Method
+from eagle_jax.methods import Method
 from eagle_jax.parsing import parse_json
 
 
@@ -62,12 +62,11 @@ class EvaluationConfig:
         weights = method.weights
         if weights is None:
             return None
-        given = self.drafts.get(weights.option)
-        if given is None:
+        if weights.option not in self.drafts:
             raise InputError(
                 f"method {method.name} needs `{weights.option}`, {weights.description}"
             )
-        return given
+        return self.drafts[weights.option]
 
     def path(self, plan: RunPlan) -> Path:
         """Returns the file of a run's records."""
@@ -84,31 +83,24 @@ def parse_method(text: str, config: PairConfig) -> RunPlan:
         config: The settings that hold where the text names none.
     """
     name, _, given = text.partition(":")
-    if name not in METHODS:
-        known = ", ".join(METHODS)
-        raise InputError(f"`methods` {text}: {name!r} is no method; known are {known}")
-    config = config.with_method(name)
-    known = config.method_row.reads
-    if "draft_vocabulary" not in known:
-        config = dataclasses.replace(config, draft_vocabulary=None)
     values: dict[str, Any] = {}
-    if config.method_row.is_plain:
-        values["acceptance"] = "coupled"
-    for part in filter(None, given.split(",")):
-        key, equals, value = part.partition("=")
-        if part == "tree=auto":
-            values["tree"] = "auto"
-            continue
-        if not equals or key not in known:
-            wanted = f"key=value with {', '.join(known)}" if known else "no settings"
-            raise InputError(f"`methods` {text}: {part!r} is not known; give {wanted}")
-        values[key] = _read_value(value)
     try:
+        config = config.with_method(name)
+        known = config.method_row.reads
+        if "draft_vocabulary" not in known:
+            config = dataclasses.replace(config, draft_vocabulary=None)
+        if config.method_row.is_plain:
+            values["acceptance"] = "coupled"
+        for part in filter(None, given.split(",")):
+            key, equals, value = part.partition("=")
+            if part != "tree=auto" and (not equals or key not in known):
+                form = f"key=value with {', '.join(known)}" if known else "no settings"
+                raise InputError(f"{part!r} is not known; give {form}")
+            values[key] = _read_value(value)
         config = config.with_(**values)
     except InputError as error:
         raise InputError(f"`methods` {text}: {error}") from error
-    is_auto = values.get("tree") == "auto"
-    return RunPlan(label=text, config=config if is_auto else config.fixed)
+    return RunPlan(label=text, config=config if "tree" in values else config.fixed)
 
 
 def make_runs(
