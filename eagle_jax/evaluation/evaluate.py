@@ -195,8 +195,7 @@ class _Answerer:
         tasks, size = map(self._answer, questions), self.plan.config.batch_size
         if size > 1:
             engine = self._engine(self.room, size)
-            for _, record in converse(engine, tasks, ahead=size):
-                yield record
+            yield from (record for _, record in converse(engine, tasks, ahead=size))
             return
         for task in tasks:  # Each of its turns is one program.
             try:

@@ -130,12 +130,11 @@ def _drafting(group: Group) -> Iterator[tuple[str, EvaluatedRun, tuple[str, str]
 
 
 def _panels(
-    count: int, height: float, title: str, *, height_ratios: Sequence[float] = ()
+    count: int, height: float, title: str, height_ratios: Sequence[float] | None = None
 ) -> tuple[Figure, list[Axes]]:
     """Returns a figure of panels below each other, on average `height` inches high."""
     figure = Figure(figsize=(_WIDTH, height * count + 0.6), layout="constrained")
-    ratios = list(height_ratios) or None
-    axes = figure.subplots(count, 1, squeeze=False, height_ratios=ratios)[:, 0]
+    axes = figure.subplots(count, 1, squeeze=False, height_ratios=height_ratios)[:, 0]
     figure.suptitle(title)
     for axis in axes:
         axis.grid(alpha=0.3)

@@ -138,10 +138,8 @@ def versions() -> dict[str, str]:
 
 def _column(choice: Any, name: str) -> list[Any]:
     """Returns a list of a record, and refuses entries of another type or size."""
-    kind, least, most = COLUMNS[name], 0, 2**53
-    kind = typing.get_origin(kind) or kind
-    if name == "accept_lengths":
-        least, most = 1, MOST_LEVELS
+    kind = typing.get_origin(COLUMNS[name]) or COLUMNS[name]
+    least, most = (1, MOST_LEVELS) if name == "accept_lengths" else (0, 2**53)
     values = [check_type(kind, x, f"`{name}`") for x in get(choice, name, list)]
     for value in values:
         if kind in (int, float) and not least <= value <= most:

@@ -288,10 +288,9 @@ def read_run(path: Path) -> EvaluatedRun:
 def _read_settings(head: Any) -> dict[str, Any]:
     """Returns the settings that a file's first line holds."""
     run = get(head, "run", dict)
-    for name in ("method", "label"):
-        get(run, name, str)
-    get(run, "temperature", float)
-    get(run, "batch_size", int)
+    kinds = {"method": str, "label": str, "temperature": float, "batch_size": int}
+    for name, kind in kinds.items():
+        get(run, name, kind)
     depth = get(run, "depth", int | None) or 0
     if not 0 <= depth <= MOST_LEVELS:
         raise InputError(f"`depth` = {depth} must be 0 to {MOST_LEVELS}")
