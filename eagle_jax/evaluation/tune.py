@@ -117,14 +117,12 @@ def halve(
     Returns:
         The trees, those that were measured longest first, the quickest of these first.
     """
-    left, dropped = list(trials), list[Trial]()
-    while True:
-        measure(left)
-        left.sort(key=lambda trial: -trial.speedup)
-        if len(left) <= 2:
-            return left + dropped
-        kept = -(-len(left) // 2)
-        left, dropped = left[:kept], left[kept:] + dropped
+    measure(trials)
+    found = sorted(trials, key=lambda trial: -trial.speedup)
+    if len(found) <= 2:
+        return found
+    kept = -(-len(found) // 2)
+    return halve(found[:kept], measure) + found[kept:]
 
 
 def run_trials(
