@@ -112,8 +112,7 @@ def make_runs(
     runs: dict[str, RunPlan] = {}
     every = itertools.product(temperatures, batch_sizes, methods)
     for temperature, batch_size, method in every:
-        config = method.config
-        config = config.with_(temperature=temperature, batch_size=batch_size)
+        config = method.config.with_(temperature=temperature, batch_size=batch_size)
         run = dataclasses.replace(method, config=config)
         other = runs.setdefault(run.model_id, run)
         if other.label != run.label:

@@ -77,7 +77,7 @@ def confidence(group: Group) -> Figure | None:
     found = []
     for name, run, style in _drafting(group):
         trees = [tree for a in run.answers.values() for tree in a.nodes or ()]
-        if run.has_confidence and trees:
+        if run.row.has_confidence and trees:
             tried = tried_in(trees)
             predicted = np.exp(tried["log_confidence"])
             found.append((name, Reliability.of(predicted, tried["is_accepted"]), style))

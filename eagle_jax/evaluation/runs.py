@@ -17,7 +17,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.evaluation.questions import get
 from eagle_jax.evaluation.records import MOST_LEVELS, QuestionKey, Record, speed
 from eagle_jax.logs import read_log
-from eagle_jax.methods import METHODS, PLAIN
+from eagle_jax.methods import METHODS, PLAIN, Method
 from eagle_jax.parsing import check_type, parse_json
 
 _SETUP = (
@@ -73,22 +73,19 @@ class EvaluatedRun:
         return self.method == PLAIN.name
 
     @property
-    def has_confidence(self) -> bool:
-        """Whether all drafts have probabilities: of a model, not of earlier text."""
-        method = METHODS.get(self.method)
-        return method is None or method.has_confidence
+    def row(self) -> Method:
+        """What is known of its method; of an unknown one as little as of `PLAIN`."""
+        return METHODS.get(self.method, PLAIN)
 
     @property
     def is_chain(self) -> bool:
         """Whether its method drafts chains, whose acceptance has rates by depth."""
-        method = METHODS.get(self.method)
-        return method is not None and method.settings is ChainConfig
+        return self.row.settings is ChainConfig
 
     @property
     def is_static(self) -> bool:
         """Whether its method drafts one shape of branching tree in every round."""
-        method = METHODS.get(self.method)
-        return method is not None and "choices" in method.own_settings
+        return "choices" in self.row.own_settings
 
     @property
     def is_ablated(self) -> bool:
@@ -123,11 +120,6 @@ class EvaluatedRun:
         new_tokens = [number for answer in answers for number in answer.new_tokens]
         steps = sum(len(answer.accept_lengths) for answer in answers)
         return tokens_per_round(new_tokens, steps)
-
-    def key(self, *without: str) -> str:
-        """Returns a text that is equal for runs whose other settings are equal."""
-        left = {n: value for n, value in self.settings.items() if n not in without}
-        return json.dumps(left, sort_keys=True)
 
     @property
     def setup(self) -> str:

@@ -59,7 +59,8 @@ def ablation_tables(group: Group) -> dict[str, str]:
     """
     families: dict[str, list[EvaluatedRun]] = {}
     for run in group.runs:
-        families.setdefault(run.key("rank_by", "rerank", "label"), []).append(run)
+        alike = run.settings | dict.fromkeys(("rank_by", "rerank", "label"))
+        families.setdefault(json.dumps(alike, sort_keys=True), []).append(run)
     ablated = [f for f in families.values() if any(run.is_ablated for run in f)]
     every = [run for family in ablated for run in family]
     names = ["num_nodes", "depth", "width"]
