@@ -94,11 +94,6 @@ class Record:
         }
 
     @property
-    def key(self) -> QuestionKey:
-        """The key that tells the question from those of all tasks."""
-        return self.category, str(self.question_id)
-
-    @property
     def task(self) -> str:
         """The question's task: one for MT-bench's categories, else the category."""
         return "mt_bench" if self.category in MT_BENCH else self.category

@@ -6,6 +6,7 @@ holds one: a line of its settings, then a line per answered question, see `JsonL
 
 import dataclasses
 import json
+import operator
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -53,29 +54,14 @@ class EvaluatedRun:
         return f"{self.path.parent.name}/{self.path.name}"
 
     @property
-    def method(self) -> str:
-        """The method that drafted."""
-        return self.settings["method"]
-
-    @property
-    def temperature(self) -> float:
-        """The temperature of sampling; 0 is greedy."""
-        return self.settings["temperature"]
-
-    @property
-    def batch_size(self) -> int:
-        """The number of questions decoded together."""
-        return self.settings["batch_size"]
-
-    @property
     def is_baseline(self) -> bool:
         """Whether this is plain decoding."""
-        return self.method == PLAIN.name
+        return self.settings["method"] == PLAIN.name
 
     @property
     def row(self) -> Method:
         """What is known of its method; of an unknown one as little as of `PLAIN`."""
-        return METHODS.get(self.method, PLAIN)
+        return METHODS.get(self.settings["method"], PLAIN)
 
     @property
     def is_chain(self) -> bool:
@@ -98,11 +84,6 @@ class EvaluatedRun:
         """The number of questions that were asked and have no answer yet."""
         asked = max((answer.asked or 0 for answer in self.answers.values()), default=0)
         return max(asked - len(self.answers), 0)
-
-    @property
-    def tasks(self) -> list[str]:
-        """The tasks in the order of the file."""
-        return list(dict.fromkeys(answer.task for answer in self.answers.values()))
 
     def of_task(self, task: str | None) -> dict[QuestionKey, Record]:
         """Returns the questions of one task; all for `None`."""
@@ -159,24 +140,27 @@ class Group:
 def groups(runs: list[EvaluatedRun]) -> list[Group]:
     """Returns groups by temperature and batch size, in this order."""
     found: dict[str, list[EvaluatedRun]] = {}
-    for run in sorted(runs, key=lambda run: (run.temperature, run.batch_size)):
+    sizes = operator.itemgetter("temperature", "batch_size")
+    for run in sorted(runs, key=lambda run: sizes(run.settings)):
         found.setdefault(run.setup, []).append(run)
     differing, result = varying(runs, SETUP), list[Group]()
     for members in found.values():
-        one = members[0]
-        title = f"temperature {shortest(one.temperature)}, batch size {one.batch_size}"
-        own = [f", {name} {one.settings.get(name)}" for name in differing]
+        settings = members[0].settings
+        temperature, batch_size = sizes(settings)
+        title = f"temperature {shortest(temperature)}, batch size {batch_size}"
+        own = [f", {name} {settings.get(name)}" for name in differing]
         result.append(Group(title=title + "".join(own), runs=in_order(members)))
     return result
 
 
 def in_order(runs: Iterable[EvaluatedRun]) -> list[EvaluatedRun]:
     """Returns runs in the order of the papers' tables, plain decoding first."""
+    names = ("method", "temperature", "batch_size", "label")
 
-    def place(run: EvaluatedRun) -> tuple[int, float, int, str]:
-        known = list(METHODS)
-        method = known.index(run.method) if run.method in known else len(known)
-        return method, run.temperature, run.batch_size, run.settings["label"]
+    def place(run: EvaluatedRun) -> tuple[Any, ...]:
+        method, *others = (run.settings[name] for name in names)
+        # One that is not known stands last.
+        return [*METHODS, method].index(method), *others
 
     return sorted(runs, key=place)
 
@@ -265,7 +249,7 @@ def read_run(path: Path) -> EvaluatedRun:
         try:
             if settings:
                 record = Record.from_json(value)
-                answers[record.key] = record
+                answers[record.category, str(record.question_id)] = record
                 sizes |= {len(tree.parents) for tree in record.nodes or ()}
             else:
                 settings = _read_settings(value)

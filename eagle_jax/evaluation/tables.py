@@ -25,8 +25,9 @@ def runs_table(runs: list[EvaluatedRun]) -> str:
         answers = [answer.new_tokens for answer in run.answers.values()]
         of = f" of {len(answers) + run.missing}" if run.missing else ""
         counts = (f"{len(answers)}{of}", sum(map(len, answers)), sum(map(sum, answers)))
-        where = (run.file, run.settings["label"], shortest(run.temperature))
-        rows.append([*where, str(run.batch_size), *map(str, counts)])
+        settings = run.settings
+        where = (run.file, settings["label"], shortest(settings["temperature"]))
+        rows.append([*where, str(settings["batch_size"]), *map(str, counts)])
     sizes = ("temperature", "batch size", "questions", "turns", "tokens")
     return markdown(["file", "method", *sizes], rows)
 
@@ -98,14 +99,15 @@ def _ablation(run: EvaluatedRun) -> tuple[int, str]:
     """Returns a run's place in Table 3 and its name there."""
     by_value = run.settings.get("rank_by") != "confidence"
     is_reranked = run.settings.get("rerank") is not False
-    names = ("w/o both", "w/o value", "w/o reranking", run.method)
+    names = ("w/o both", "w/o value", "w/o reranking", run.settings["method"])
     place = 2 * by_value + is_reranked
     return place, names[place]
 
 
 def _by_task(rows: list[tuple[str, EvaluatedRun]], group: Group) -> str:
     """Returns the table of a row per run."""
-    tasks = list(dict.fromkeys(task for _, run in rows for task in run.tasks))
+    answers = [answer for _, run in rows for answer in run.answers.values()]
+    tasks = list(dict.fromkeys(answer.task for answer in answers))
     header = ["method"]
     for task in (*tasks, "mean"):
         header += [f"{task} speedup", f"{task} tau"]
