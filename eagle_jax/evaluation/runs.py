@@ -8,11 +8,12 @@ import dataclasses
 import json
 import operator
 import re
+import statistics
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.config import ChainConfig, shortest
+from eagle_jax.config import shortest
 from eagle_jax.decoding.rates import tokens_per_round
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.questions import get
@@ -62,11 +63,6 @@ class EvaluatedRun:
     def row(self) -> Method:
         """What is known of its method; of an unknown one as little as of `PLAIN`."""
         return METHODS.get(self.settings["method"], PLAIN)
-
-    @property
-    def is_chain(self) -> bool:
-        """Whether its method drafts chains, whose acceptance has rates by depth."""
-        return self.row.settings is ChainConfig
 
     @property
     def is_static(self) -> bool:
@@ -177,13 +173,14 @@ def find_baseline(
     return max(candidates, key=lambda o: len(shared(run, o)), default=None)
 
 
-def speedups(
+def speedup(
     run: EvaluatedRun, baseline: EvaluatedRun | None, task: str
-) -> list[float]:
-    """Returns the speedup of each question that both runs hold and have a speed for."""
+) -> float | None:
+    """Returns the median over questions that both runs hold and have a speed for."""
     pairs = shared(run, baseline, task).values()
     speeds = [(speed([ours]), speed([theirs])) for ours, theirs in pairs]
-    return [ours / theirs for ours, theirs in speeds if ours and theirs]
+    ratios = [ours / theirs for ours, theirs in speeds if ours and theirs]
+    return statistics.median(ratios) if ratios else None
 
 
 def identical(

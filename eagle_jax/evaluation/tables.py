@@ -1,9 +1,8 @@
 """The tables of a report, as markdown that also reads well as plain text."""
 
 import json
-from statistics import median
 
-from eagle_jax.config import shortest
+from eagle_jax.config import ChainConfig, shortest
 from eagle_jax.decoding.rates import acceptance_by_depth
 from eagle_jax.evaluation.runs import (
     SETUP,
@@ -12,7 +11,7 @@ from eagle_jax.evaluation.runs import (
     Group,
     find_baseline,
     identical,
-    speedups,
+    speedup,
     varying,
 )
 from eagle_jax.reporting import NOTHING, decimals, markdown, ratio
@@ -81,7 +80,7 @@ def chain_acceptance_table(group: Group) -> dict[str, str]:
     chains = [
         (name, *acceptance_by_depth(run.accepted, run.settings.get("depth") or 0))
         for name, run in group.named
-        if run.is_chain
+        if run.row.settings is ChainConfig
     ]
     if not chains:
         return {}
@@ -118,10 +117,7 @@ def _by_task(rows: list[tuple[str, EvaluatedRun]], group: Group) -> str:
 def _cells(run: EvaluatedRun, group: Group, tasks: list[str]) -> list[str]:
     """Returns speedup and tau of each task, their means, and losslessness."""
     baseline = find_baseline(run, group.runs)
-    gains: list[float | None] = []
-    for task in tasks:
-        found = speedups(run, baseline, task)
-        gains.append(median(found) if found else None)
+    gains = [speedup(run, baseline, task) for task in tasks]
     taus = [run.tau(task) for task in tasks]
     cells = []
     for gain, tau in zip([*gains, _mean(gains)], [*taus, _mean(taus)], strict=True):
