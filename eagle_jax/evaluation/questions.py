@@ -142,21 +142,18 @@ def join_files(files: Sequence[tuple[Path, Sequence[Question]]]) -> list[Questio
     """
     if len(files) == 1:
         return list(files[0][1])
-    names = [_name(path) for path, _ in files]
-    for name in names:
-        if names.count(name) > 1:
+    joined, names = list[Question](), set[str]()
+    for path, questions in files:
+        if (name := _name(path)) in names:
             raise InputError(
                 f"two of the question files are called {name}; give each file once "
                 "and under a name of its own"
             )
-    named = zip(names, files, strict=True)
-    every = [(name, question) for name, (_, own) in named for question in own]
-    return [
-        dataclasses.replace(
-            question, question_id=f"{name}-{question.question_id}", number=number
-        )
-        for number, (name, question) in enumerate(every)
-    ]
+        names.add(name)
+        for one in questions:
+            id_, number = f"{name}-{one.question_id}", len(joined)
+            joined.append(dataclasses.replace(one, question_id=id_, number=number))
+    return joined
 
 
 def choose(questions: Sequence[Question], per_category: int | None) -> list[Question]:
