@@ -49,12 +49,7 @@ class ServeConfig:
 
 def make_app(driver: Driver, config: ServeConfig) -> Starlette:
     """Returns the server's application, which starts the driver and ends it."""
-    reader = Reader(
-        pair=driver.pair,
-        model=config.model,
-        max_length=driver.max_length,
-        max_texts=driver.max_texts,
-    )
+    reader = Reader(driver, config.model)
     started = int(time.time())
     lock = asyncio.Lock()
 

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from eagle_jax.config import require
-from eagle_jax.engine import Pair, Request, Text
+from eagle_jax.engine import Request, Text
 from eagle_jax.engine.request import outside_names
 from eagle_jax.errors import InputError, one_line
 from eagle_jax.parsing import check_type, hints_of, parse_json
+from eagle_jax.serve.driver import Driver
 from eagle_jax.serve.errors import ServeError, no_model
 
 IGNORED = frozenset(
@@ -116,21 +117,17 @@ class TextRequest:
     counts_along: bool
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Reader:
-    """Reads requests to one pair.
+    """Reads requests to what a driver writes.
 
     Attributes:
-        pair: The pair.
-        model: The name that it is served under.
-        max_length: The most tokens of a prompt and its text together.
-        max_texts: The most texts of a request.
+        driver: What writes, and says how long and how many texts may be.
+        model: The name that its pair is served under.
     """
 
-    pair: Pair
+    driver: Driver
     model: str
-    max_length: int
-    max_texts: int
 
     def read(self, body: bytes, *, is_chat: bool) -> TextRequest:
         """Returns what the body of a request asks for.
@@ -152,20 +149,20 @@ class Reader:
             settings = self._settings(fields, is_chat)
             field = "messages" if is_chat else "prompt"
             prompts = _messages(fields) if is_chat else _prompts(fields)
-            if len(prompts) * settings.n > self.max_texts:
+            if len(prompts) * settings.n > self.driver.max_texts:
                 raise ServeError(
                     f"{len(prompts)} prompts with n = {settings.n} are more texts than "
-                    f"the {self.max_texts} that the server takes",
+                    f"the {self.driver.max_texts} that the server takes",
                     setting="n",
                 )
             encoded = [self._encode(one, fields, field) for one in prompts]
             stream = _stream(fields)
-            texts = self.pair.texts(encoded, settings)
+            texts = self.driver.pair.texts(encoded, settings)
             for text in texts:
                 text.is_watched = stream["is_streamed"]
             return TextRequest(
                 texts=texts,
-                tokenizer=self.pair.tokenizer,
+                tokenizer=self.driver.pair.tokenizer,
                 num_prompt_tokens=sum(map(len, encoded)),
                 **stream,
             )
@@ -187,7 +184,7 @@ class Reader:
             raise no_model(fields["model"], self.model)
 
     def _settings(self, fields: Mapping[str, Any], is_chat: bool) -> Request:
-        most = self.max_length if is_chat else _OF_COMPLETIONS
+        most = self.driver.max_length if is_chat else _OF_COMPLETIONS
         given: dict[str, Any] = {"max_new_tokens": most, "seed": None}
         names: dict[str, str] = {}
         found = _plain(fields), _constraints(fields), _logprobs(fields, is_chat)
@@ -197,7 +194,7 @@ class Reader:
                 raise InputError(told, setting=name)
             given[setting], names[setting] = value, name
         try:
-            return self.pair.request(**given)
+            return self.driver.pair.request(**given)
         except InputError as error:
             usual = _USUAL | names
             told = re.sub(r"\w+(?= = )", lambda x: usual.get(x[0], x[0]), str(error))
@@ -210,11 +207,11 @@ class Reader:
             # It would be run, and might never end.
             raise ServeError("chat_template must be the name of one", setting=name)
         check_type(int, how.get("truncate_prompt_tokens", 1), "truncate_prompt_tokens")
-        ids = self.pair.encode(prompt, **how)
-        if len(ids) >= self.max_length:
+        ids = self.driver.pair.encode(prompt, **how)
+        if len(ids) >= self.driver.max_length:
             raise ServeError(
                 f"the prompt has {len(ids)} tokens, but prompt and text together may "
-                f"have {self.max_length}",
+                f"have {self.driver.max_length}",
                 setting=field,
                 code="context_length_exceeded",
             )
