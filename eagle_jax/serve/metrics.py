@@ -45,32 +45,29 @@ class Metrics:
     def render(self, *, waiting: int, running: int) -> str:
         """Returns all of it, with the texts that wait and those being written."""
         rate = (self._tokens - self._texts) / max(1, self._rounds)
-        return "".join(
-            [
-                _metric("requests_total", "counter", _by("outcome", self._requests)),
-                _metric("waiting", "gauge", {"": waiting}),
-                _metric("running", "gauge", {"": running}),
-                _metric("prompt_tokens_total", "counter", {"": self._prompt_tokens}),
-                _metric("generated_tokens_total", "counter", {"": self._tokens}),
-                _metric("rounds_total", "counter", {"": self._rounds}),
-                _metric("tree_rounds_total", "counter", _by("tree", self._trees)),
-                _metric("tokens_per_round", "gauge", {"": rate}),
-                _metric("accepted_total", "counter", _by("depth", self._accepted)),
-                self._first_tokens(),
-            ]
+        metrics = (
+            ("requests_total", "counter", _by("outcome", self._requests)),
+            ("waiting", "gauge", {"": waiting}),
+            ("running", "gauge", {"": running}),
+            ("prompt_tokens_total", "counter", {"": self._prompt_tokens}),
+            ("generated_tokens_total", "counter", {"": self._tokens}),
+            ("rounds_total", "counter", {"": self._rounds}),
+            ("tree_rounds_total", "counter", _by("tree", self._trees)),
+            ("tokens_per_round", "gauge", {"": rate}),
+            ("accepted_total", "counter", _by("depth", self._accepted)),
+            ("time_to_first_token_seconds", "histogram", self._first_tokens()),
         )
+        return "".join(_metric(*one) for one in metrics)
 
-    def _first_tokens(self) -> str:
-        name, below = "time_to_first_token_seconds", 0
-        values: dict[str, float] = {}
+    def _first_tokens(self) -> dict[str, float]:
+        values, below = dict[str, float](), 0
         for bound, count in zip((*_SECONDS, "+Inf"), self._first_counts, strict=True):
             below += count
             values[f'_bucket{{le="{bound}"}}'] = below
-        values |= {"_sum": self._first_seconds, "_count": below}
-        return _metric(name, "histogram", values)
+        return values | {"_sum": self._first_seconds, "_count": below}
 
 
-def _metric(name: str, kind: str, values: dict[str, float]) -> str:
+def _metric(name: str, kind: str, values: Mapping[str, float]) -> str:
     name = f"eagle_jax_{name}"
     lines = [f"{name}{label} {value}\n" for label, value in values.items()]
     return f"# TYPE {name} {kind}\n" + "".join(lines)
