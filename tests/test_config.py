@@ -103,13 +103,8 @@ def test_scalars_of_arrays_and_paths_are_settings() -> None:
         ("[request]\nstop = 5", "[request]: stop = 5 must be a list"),
         ("[request]\nmethod = 5", "[request]: unknown key 'method'; known are max_new"),
         ("[pair]\nseed = 5", "[pair]: unknown key 'seed'; known are method, accep"),
-        (
-            '[decoding]\nmethod = "chain"\ndtype = "auto"\nmax_new_tokens = 3',
-            "no table [decoding] any more; write method into [pair], dtype into "
-            "[pair], max_new_tokens into [request]",
-        ),
-        ("[sampling]\ntop_p = 0.5", "[sampling] any more; write top_p into [request]"),
-        ("sampling = 3", "write its keys into [pair] and [request]"),
+        ("[sampling]\ntop_p = 0.5", "unknown key 'sampling'; known are tree, pair"),
+        ('[pair]\ntree = "60"', "`tree` = '60' must be \"auto\""),
         ("[tree\nnum_nodes = 60", "is not valid TOML"),
         (None, "cannot read"),
     ],

@@ -18,7 +18,7 @@ import numpy as np
 from jax.experimental import topologies
 
 from eagle_jax.config import TreeConfig
-from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests, round_up_slots
 from eagle_jax.drafting import TreeDrafter
@@ -237,14 +237,15 @@ def _decoding(
     greedy = Decoder(target=target, drafter=drafter, acceptance="greedy")
     sampled = dataclasses.replace(greedy, acceptance="coupled")
     prefill = bind(speculative.prefill, greedy, **slots)
-    plain = bind(autoregressive.prefill, greedy, **slots)
+    alone = Decoder(target=target, acceptance="greedy")
+    plain = bind(speculative.prefill, alone, **slots)
     state = _shapes(jax.eval_shape(prefill, params, requests), sharding)
     plain_state = _shapes(jax.eval_shape(plain, params, requests), sharding)
     every = {
         "prefill": (prefill, requests, state),
         "round": (bind(speculative.decode, greedy), state, state),
         "sampled round": (bind(speculative.decode, sampled), state, state),
-        "token": (bind(autoregressive.decode, greedy), plain_state, plain_state),
+        "token": (bind(speculative.decode, alone), plain_state, plain_state),
     }
     for name, (program, rows, changed) in every.items():
         if name in only:

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax.constraints import find_forbidden, process_nodes, prune
-from eagle_jax.decoding import autoregressive
 from eagle_jax.decoding.acceptance import accept
-from eagle_jax.decoding.chunked_prefill import prefill
+from eagle_jax.decoding.chunked_prefill import emit_next, prefill
 from eagle_jax.decoding.decoder import AcceptanceRule, Decoder
 from eagle_jax.decoding.growth import Limits, advance_until, generate_growing
 from eagle_jax.decoding.requests import Requests
@@ -95,7 +94,9 @@ def generate(
     )
 
 
-@functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("state",))
+@functools.partial(
+    jax.jit, static_argnames=("decoder", "depth"), donate_argnames=("state",)
+)
 def decode_until(
     decoder: Decoder,
     params: Params,
@@ -122,11 +123,23 @@ def decode_until(
 
     def advance(state: DecodeState) -> DecodeState:
         if decoder.drafter is None:
-            return autoregressive.step(decoder, params, state)
+            return _step(decoder, params, state)
         return _round(decoder, params, state)[0]
 
     needed = decoder.depth if depth is None else depth
     return advance_until(advance, state, limits, depth=needed)
+
+
+def _step(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
+    """Emits one token per running row: a round without a tree."""
+    target, cache = decoder.target, state.target_cache
+    tokens, positions = state.root[:, None], (state.lengths - 1)[:, None]
+    output = target.forward(params.target, tokens, positions, None, cache)
+    raw = target.unembed(params.target, output.hidden[:, 0])
+    state = record_round(state, jnp.zeros_like(state.lengths))
+    state, taken = emit_next(decoder, params, state, raw)
+    cache = target.commit(cache, output.entries, jnp.zeros_like(positions), taken)
+    return dataclasses.replace(state, target_cache=cache)
 
 
 decode = decode_until

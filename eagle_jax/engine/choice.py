@@ -101,10 +101,8 @@ class Figures:
             return self
         key, before = (tree, batch), self.gain(tree)
         now = one.tokens / one.row_rounds
-        is_other = (
-            before is not None
-            and one.row_rounds >= _LEAST_ROUNDS
-            and not 1 / _CHANGE <= now / before <= _CHANGE
+        is_other = one.row_rounds >= _LEAST_ROUNDS and (
+            before is not None and not before / _CHANGE <= now <= before * _CHANGE
         )
         costs = _add(self.costs.get(key), one.rounds, one.seconds, _COST_HALF)
         yields = _add(self.yields.get(tree), one.row_rounds, one.tokens, _YIELD_HALF)

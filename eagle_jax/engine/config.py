@@ -107,7 +107,6 @@ class PairConfig:
             method: The method that is asked for. Where the tables name none it is
                 theirs, if it has all that they set; `None` for the default.
         """
-        _refuse_old(table, where)
         tables = ("tree", "pair", "request")
         check_known(table, tables, where)
         for name, values in table.items():
@@ -216,16 +215,3 @@ class PairConfig:
         known = [*vars(self), *self.method_row.own_settings, *vars(self.request)]
         told = f"{name!r} is no setting; known are {', '.join(known)}"
         raise InputError(told + did_you_mean(name, known))
-
-
-def _refuse_old(table: dict[str, Any], where: str) -> None:
-    """Refuses the tables of earlier files, and says where each key went."""
-    for old in ("sampling", "decoding"):
-        if old in table:
-            keys = table[old] if isinstance(table[old], dict) else ()
-            homes = {True: "[request]", False: "[pair]"}
-            moved = [f"{key} into {homes[key in hints_of(Request)]}" for key in keys]
-            told = ", ".join(moved) or "its keys into [pair] and [request]"
-            raise InputError(
-                f"{where}: there is no table [{old}] any more; write {told}"
-            )

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import pytest
 
-from eagle_jax.decoding import autoregressive, slots, speculative
+from eagle_jax.decoding import slots, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.drafting import RecyclingDrafter, RootOnly, SmallModel, TreeDrafter
@@ -35,12 +35,12 @@ def programs() -> dict[str, Any]:
     plain = Decoder(target=target, acceptance="greedy")
     settings = {"num_slots": NUM_SLOTS}
     state = speculative.prefill(drafting, params, requests, **settings)
-    begun = autoregressive.prefill(plain, params, requests, **settings)
+    begun = speculative.prefill(plain, params, requests, **settings)
     lowered = {
         "decode_round": speculative.decode_round.lower(drafting, params, state),
         "decode": speculative.decode.lower(drafting, params, state),
         "root only": speculative.decode.lower(resting, params, state),
-        "autoregressive": autoregressive.decode.lower(plain, params, begun),
+        "autoregressive": speculative.decode.lower(plain, params, begun),
         "slots.generate": slots.generate.lower(drafting, params, state),
         "slots.insert": slots.insert.lower(state, state, 0),
     }
@@ -67,14 +67,14 @@ def test_programs_do_not_grow_with_their_rows() -> None:
     drafting = Decoder(target=target, drafter=drafter)
     plain = Decoder(target=target)
 
-    def compiled(module: Any, decoder: Decoder, rows: int) -> Any:
+    def compiled(decoder: Decoder, rows: int) -> Any:
         requests = make_requests([[1]] * rows, max_new_tokens=8)
-        prefill = functools.partial(module.prefill, decoder, num_slots=NUM_SLOTS)
+        prefill = functools.partial(speculative.prefill, decoder, num_slots=NUM_SLOTS)
         state = jax.eval_shape(prefill, params, requests)
-        return module.decode.lower(decoder, params, state).compile()
+        return speculative.decode.lower(decoder, params, state).compile()
 
-    for module, decoder in ((speculative, drafting), (autoregressive, plain)):
-        few, many = (compiled(module, decoder, rows).as_text() for rows in (2, 32))
+    for decoder in (drafting, plain):
+        few, many = (compiled(decoder, rows).as_text() for rows in (2, 32))
         assert len(many.splitlines()) < 1.1 * len(few.splitlines())
         shape = (32, LAYER.num_kv_heads, NUM_SLOTS, LAYER.head_dim)
         assert find_copies(every_line(many), shape) == []

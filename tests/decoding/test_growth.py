@@ -1,7 +1,6 @@
 """Caches that grow, and prompts read in chunks, change no token."""
 
 import dataclasses
-import inspect
 from typing import Any
 
 import jax
@@ -180,19 +179,6 @@ def test_one_program_serves_any_limits(params: Params, name: str) -> None:
     assert not no_limit.is_running.any()
     plain = autoregressive.generate(decoder, params, asked)
     assert_same_tokens(texts(asked, no_limit), texts(asked, plain))
-
-
-def test_without_a_drafter_a_round_is_a_step(params: Params) -> None:
-    decoder = Decoder(target=TARGET)
-    begun = speculative.prefill(decoder, params, BATCH, num_slots=192)
-    rounds, steps = (
-        jax.make_jaxpr(function, static_argnums=0)(decoder, params, begun)
-        for function in (
-            inspect.unwrap(speculative.decode_until),
-            inspect.unwrap(autoregressive.decode),
-        )
-    )
-    assert str(rounds) == str(steps)
 
 
 def test_prompts_read_in_chunks_are_read_as_a_whole(

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.config import TreeConfig
-from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.logprobs import LogprobsConfig
 from eagle_jax.decoding.requests import Requests, make_requests
@@ -144,8 +144,8 @@ def found_in(state: Any) -> list[np.ndarray]:
 def decode_plainly(pair: Pair, sharding: PairSharding) -> np.ndarray:
     """Tokens without drafts."""
     decoder = Decoder(target=pair.target)
-    prefill: Any = functools.partial(autoregressive.prefill, decoder, num_slots=SLOTS)
-    tokens: Any = functools.partial(autoregressive.decode, decoder)
+    prefill: Any = functools.partial(speculative.prefill, decoder, num_slots=SLOTS)
+    tokens: Any = functools.partial(speculative.decode, decoder)
     requests = sharding.put_rows(REQUESTS)
     state = sharding.shard(prefill)(pair.params, requests)
     state = sharding.shard(tokens, donates_state=True)(pair.params, state)
