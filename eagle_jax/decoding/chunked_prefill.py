@@ -88,10 +88,16 @@ def prefill(
     else:
         num_chunks = -(-firsts.prompt_lengths.max() // size)
         state = jax.lax.fori_loop(0, num_chunks, lambda _, state: read(state), state)
-    if num_samples > 1:
-        state = jax.tree.map(lambda leaf: jnp.repeat(leaf, num_samples, axis=0), state)
-        state = dataclasses.replace(state, requests=requests)
+    state = share_prefill(state, requests)
     return finish_prefill(decoder, params, state, num_slots=num_slots)
+
+
+def share_prefill(state: PrefillState, requests: Requests) -> PrefillState:
+    """Returns the prompts of all requests, of which as many neighbours share each."""
+    count = len(requests.prompts) // len(state.requests.prompts)
+    if count > 1:
+        state = jax.tree.map(lambda leaf: jnp.repeat(leaf, count, axis=0), state)
+    return dataclasses.replace(state, requests=requests)
 
 
 def check_samples(requests: Requests, num_samples: int) -> None:

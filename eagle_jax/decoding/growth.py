@@ -15,13 +15,11 @@ import jax.numpy as jnp
 from flax import struct
 from jax.typing import ArrayLike
 
-from eagle_jax.decoding.chunked_prefill import check_samples, prefill
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.logprobs import no_logprobs
 from eagle_jax.decoding.requests import Requests, cache_slots, round_up_slots
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.errors import InputError
-from eagle_jax.interface import Params
 
 LEAST_LENGTH = 256
 """The tokens that the least cache of `bucket_sizes` has room for."""
@@ -184,28 +182,6 @@ def grow(decoder: Decoder, state: DecodeState, *, num_slots: int) -> DecodeState
         drafter_state=jax.tree.map(fill, drafter_state, state.drafter_state),
         logprobs=jax.tree.map(fill, logprobs, state.logprobs),
     )
-
-
-def generate_growing(
-    decoder: Decoder,
-    params: Params,
-    requests: Requests,
-    decode: Callable[[Decoder, Params, DecodeState], DecodeState],
-    *,
-    num_slots: int | None,
-    num_samples: int,
-) -> DecodeState:
-    """Returns the answer of `speculative.generate`, by rounds that `decode` runs."""
-    decoder.check(params, requests)
-    check_samples(requests, num_samples)
-    size, *larger = cache_sizes(requests, num_slots, depth=decoder.depth)
-    state = prefill(decoder, params, requests, num_slots=size, num_samples=num_samples)
-    state = decode(decoder, params, state)
-    for size in larger:
-        if not jax.device_get(state.is_running).any():
-            break
-        state = decode(decoder, params, grow(decoder, state, num_slots=size))
-    return state
 
 
 def fill(empty: jax.Array, values: jax.Array) -> jax.Array:

@@ -9,9 +9,9 @@ from flax import struct
 
 from eagle_jax.constraints import find_forbidden, process_nodes, prune
 from eagle_jax.decoding.acceptance import accept
-from eagle_jax.decoding.chunked_prefill import emit_next, prefill
+from eagle_jax.decoding.chunked_prefill import check_samples, emit_next, prefill
 from eagle_jax.decoding.decoder import AcceptanceRule, Decoder
-from eagle_jax.decoding.growth import Limits, advance_until, generate_growing
+from eagle_jax.decoding.growth import Limits, advance_until, cache_sizes, grow
 from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.state import (
     DecodeState,
@@ -89,9 +89,16 @@ def generate(
         InputError: If `num_slots` is too small for the requests, a temperature above 0
             meets a greedy decoder, or neighbours differ that are to share a prompt.
     """
-    return generate_growing(
-        decoder, params, requests, decode, num_slots=num_slots, num_samples=num_samples
-    )
+    decoder.check(params, requests)
+    check_samples(requests, num_samples)
+    size, *larger = cache_sizes(requests, num_slots, depth=decoder.depth)
+    state = prefill(decoder, params, requests, num_slots=size, num_samples=num_samples)
+    state = decode(decoder, params, state)
+    for size in larger:
+        if not jax.device_get(state.is_running).any():
+            break
+        state = decode(decoder, params, grow(decoder, state, num_slots=size))
+    return state
 
 
 @functools.partial(

@@ -4,12 +4,10 @@ Each is a function of a decoder, of its parameters, of rows and of what every de
 whole, as `Programs.call` runs them.
 """
 
-import dataclasses
 import inspect
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from eagle_jax.decoding import chunked_prefill, growth, slots
 from eagle_jax.decoding.chunked_prefill import PrefillState
@@ -39,13 +37,9 @@ def finish(
     rows: tuple[PrefillState, Requests],
     *,
     num_slots: int,
-    num_samples: int,
 ) -> DecodeState:
-    """Emits the first tokens after prompts, `num_samples` for each that was read."""
-    prefix, requests = rows
-    if num_samples > 1:
-        prefix = jax.tree.map(lambda x: jnp.repeat(x, num_samples, axis=0), prefix)
-        prefix = dataclasses.replace(prefix, requests=requests)
+    """Emits the first tokens of requests, of which neighbours may share a prompt."""
+    prefix = chunked_prefill.share_prefill(*rows)
     return chunked_prefill.finish_prefill(decoder, params, prefix, num_slots=num_slots)
 
 

@@ -211,7 +211,7 @@ class Programs:
         prefix = self.call(moves.start, requests, **sizes)
         for size in chunks:
             prefix = self.call(slots.prefill_chunk, prefix, size=size)
-        return self.call(moves.finish, (prefix, requests), **sizes)
+        return self.call(moves.finish, (prefix, requests), num_slots=num_slots)
 
     def free(self, state: DecodeState, slot: int) -> DecodeState:
         """See `slots.free`."""

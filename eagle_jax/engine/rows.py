@@ -218,8 +218,7 @@ class Rows:
     def finish_reading(self, reading: Reading) -> DecodeState:
         """Returns the state of a prompt of which all chunks are read."""
         rows = reading.prefix, reading.prefix.requests
-        sizes = {"num_slots": reading.num_slots, "num_samples": 1}
-        begun = self.programs.call(moves.finish, rows, **sizes)
+        begun = self.programs.call(moves.finish, rows, num_slots=reading.num_slots)
         # The running rows may have outgrown the size that it began with.
         if reading.num_slots < (now := self._ensure_slots(0)):
             begun = self.programs.call(moves.grow, begun, num_slots=now)
