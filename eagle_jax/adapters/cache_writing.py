@@ -19,6 +19,7 @@ from flax import struct
 
 from eagle_jax.errors import InputError
 from eagle_jax.interface import TargetOutput
+from eagle_jax.interface.checks import check
 from eagle_jax.interface.ordering import after
 from eagle_jax.models.cache import append_rows
 
@@ -92,7 +93,7 @@ class CacheWritingTarget:
         slots = capacity + self.tail
         layers = self.empty(batch, slots)
 
-        def check(path: Any, leaf: jax.Array, axis: int) -> None:
+        def check_leaf(path: Any, leaf: jax.Array, axis: int) -> None:
             is_integer = jnp.issubdtype(leaf.dtype, jnp.integer)
             is_cursor = is_integer and leaf.shape == (batch,)
             if not (leaf.shape[axis] == slots if axis else is_cursor):
@@ -104,7 +105,7 @@ class CacheWritingTarget:
                     "it as long as the text"
                 )
 
-        jax.tree_util.tree_map_with_path(check, layers, self._slot_axes())
+        jax.tree_util.tree_map_with_path(check_leaf, layers, self._slot_axes())
         return TailedCache(layers=layers, length=jnp.zeros(batch, jnp.int32))
 
     def forward(
@@ -143,15 +144,7 @@ class CacheWritingTarget:
         hidden, features, written = self.apply(
             params, tokens, positions, layers, visible
         )
-        given, returned = (
-            jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
-            for tree in (layers, written)
-        )
-        if given != returned:
-            raise InputError(
-                f"`apply` returns the layers {returned}, but was given {given}; it "
-                "writes into them and changes no shape and no type"
-            )
+        check("`apply` (which writes into the layers it is given)", layers, written)
         entries = Written(layers=written, begin=begin)
         return TargetOutput(hidden=hidden, features=features, entries=entries)
 

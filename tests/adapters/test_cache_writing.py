@@ -154,7 +154,7 @@ def narrowed(*arguments: Any) -> tuple[Any, Any, Any]:
             {"empty": functools.partial(ring, window=40)},
             r"uint32\(1, 2, 40\) for \['codes'\], which has neither",
         ),
-        ({"apply": narrowed}, "`apply` returns the layers .*uint8"),
+        ({"apply": narrowed}, "`apply` .* returns codes of shape .* uint8"),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused(
