@@ -76,9 +76,9 @@ def main(argv: list[str] | None = None) -> int:
     engine = empty_engine_for(pair, texts, config.batch_size)
     say("compiling")
     session = Session(
-        engine,
-        prompts,
-        texts,
+        engine=engine,
+        prompts=prompts,
+        texts=texts,
         show_tree=arguments.show_tree,
         is_chat=arguments.chat,
     )

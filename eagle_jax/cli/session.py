@@ -1,6 +1,7 @@
 """Decodes all prompts of a command, and shows their texts as they are decided."""
 
 import collections
+import dataclasses
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from eagle_jax.engine import Engine, Pair, Text
 from eagle_jax.engine.programs import PROGRAMS
 
 
+@dataclasses.dataclass(kw_only=True)
 class Session:
     """The decoding of texts, in order.
 
@@ -20,38 +22,28 @@ class Session:
     rounds, records hold the trees.
 
     Attributes:
+        engine: What decodes; it is empty.
+        prompts: The prompts as texts.
+        texts: What is to be written after each.
+        show_tree: Whether to draw the last round's tree.
+        is_chat: Whether texts answer prompts, instead of going on from them.
+        is_silent: Whether to show no text, for a run that only takes the time.
         runs: A record per decoded text, see `results.run_record`.
         decode_seconds: The time of decoding without prefills and compilation, in
             seconds.
         compile_seconds: The time of compiling programs, in seconds.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        prompts: list[str],
-        texts: list[Text],
-        *,
-        show_tree: bool = False,
-        is_chat: bool = False,
-        is_silent: bool = False,
-    ) -> None:
-        """Prepares a session.
-
-        Args:
-            engine: What decodes; it is empty.
-            prompts: The prompts as texts.
-            texts: What is to be written after each.
-            show_tree: Whether to draw the last round's tree.
-            is_chat: Whether texts answer prompts, instead of going on from them.
-            is_silent: Whether to show no text, for a run that only takes the time.
-        """
-        self.runs: list[dict[str, Any]] = []
-        self.decode_seconds = self.compile_seconds = 0.0
-        self._engine, self._prompts, self._texts = engine, prompts, texts
-        self._show_tree, self._is_chat = show_tree, is_chat
-        self._is_silent = is_silent
-        self._headed = -1
+    engine: Engine
+    prompts: list[str]
+    texts: list[Text]
+    show_tree: bool = False
+    is_chat: bool = False
+    is_silent: bool = False
+    runs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    decode_seconds: float = 0.0
+    compile_seconds: float = 0.0
+    _headed: int = dataclasses.field(default=-1, init=False)
 
     @property
     def ids(self) -> list[list[int]]:
@@ -66,26 +58,26 @@ class Session:
 
     def again(self, pair: Pair | None = None) -> "Session":
         """Returns a silent one that decodes the same, by another pair if any."""
-        engine, texts = self._engine, []
+        engine, texts = self.engine, []
         pair = pair or engine.pair
-        for text in self._texts:
+        for text in self.texts:
             again = pair.text(text.prompt_ids, text.request, index=text.index)
             # The times that are taken are of the same rounds.
             again.keeps_rounds = text.keeps_rounds or text.is_watched
             texts.append(again)
         engine = pair.engine(batch_size=engine.batch_size, max_length=engine.max_length)
-        return Session(engine, self._prompts, texts, is_silent=True)
+        return Session(engine=engine, prompts=self.prompts, texts=texts, is_silent=True)
 
     def warm_up(self) -> None:
         """Compiles what one batch needs; a queue compiles what it meets."""
-        if len(self._texts) <= self._engine.batch_size or self._engine.batch_size == 1:
+        if len(self.texts) <= self.engine.batch_size or self.engine.batch_size == 1:
             before = PROGRAMS.compile_seconds
-            self._engine.warm_up(self._texts)
+            self.engine.warm_up(self.texts)
             self.compile_seconds += PROGRAMS.compile_seconds - before
 
     def decode_all(self, *, has_progress: bool = True) -> bool:
         """Decodes every text; returns whether nothing interrupted it."""
-        engine, texts, total = self._engine, self._texts, len(self._texts)
+        engine, texts, total = self.engine, self.texts, len(self.texts)
         for text in texts:
             engine.add(text, name=f"prompt {text.index}")
         is_shown = has_progress and total > engine.batch_size
@@ -125,16 +117,16 @@ class Session:
     def _keep(self, text: Text) -> None:
         """Records and shows a text."""
         self.decode_seconds += text.decode_seconds
-        prompt = self._prompts[text.index]
+        prompt = self.prompts[text.index]
         self.runs.append(results.run_record(text, prompt=prompt))
         if text.is_watched:
             print()
-        elif not self._is_silent:
+        elif not self.is_silent:
             self._show_head(text)
             print(self.runs[-1]["text"])
-        if self._show_tree and text.rounds:
+        if self.show_tree and text.rounds:
             tree = results.tree_record(text.rounds[-1][0])
-            drawn = draw_tree(tree, self._engine.pair.tokenizer)
+            drawn = draw_tree(tree, self.engine.pair.tokenizer)
             Console(highlight=False).print(drawn)
 
     def _show_piece(self, text: Text) -> None:
@@ -145,9 +137,9 @@ class Session:
 
     def _show_head(self, text: Text) -> None:
         """Prints the prompt that a text goes on from, or which of several it is."""
-        number, is_single = text.index, len(self._prompts) == 1
+        number, is_single = text.index, len(self.prompts) == 1
         if not is_single:
-            print(f"--- {number}: {self._prompts[number]!r}")
-        if text.is_watched or (is_single and not self._is_chat):
-            end = "\n" * self._is_chat
-            print(self._prompts[number], end=end, flush=True)
+            print(f"--- {number}: {self.prompts[number]!r}")
+        if text.is_watched or (is_single and not self.is_chat):
+            end = "\n" * self.is_chat
+            print(self.prompts[number], end=end, flush=True)
