@@ -40,11 +40,10 @@ from eagle_jax.training.head import export_checkpoint
 def main(argv: list[str] | None = None) -> None:
     """Runs the command."""
     arguments = _parse(argv)
-    overwrite, source = arguments.overwrite, arguments.checkpoint
-    if source is None:
-        source = resolve(arguments.head)
-    check_apart(arguments.output, source)
-    check_new_folder(arguments.output, overwrite=overwrite, is_ours=is_export)
+    output, overwrite = arguments.output, arguments.overwrite
+    source = arguments.checkpoint or resolve(arguments.head)
+    check_apart(output, source)
+    check_new_folder(output, overwrite=overwrite, is_ours=is_export)
     if arguments.checkpoint is None:
         _export(arguments, source)
         return
