@@ -199,14 +199,10 @@ class _Writer:
             } or types
         if "number" in types:
             types.remove("integer")
-        found: list[str | None] = [_SCALARS[name] for name in _SCALARS if name in types]
-        if "string" in types:
-            found.append(_string(case))
-        if "array" in types:
-            found.append(self._array(case))
-        if "object" in types:
-            found.append(self._object(case))
-        return "|".join(text for text in found if text) or None
+        found = [text for name, text in _SCALARS.items() if name in types]
+        writers = {"string": _string, "array": self._array, "object": self._object}
+        written = (write(case) for name, write in writers.items() if name in types)
+        return "|".join([*found, *filter(None, written)]) or None
 
     def _array(self, case: _Case) -> str | None:
         low, high = _limits(case, "Items")
