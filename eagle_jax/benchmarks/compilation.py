@@ -242,19 +242,19 @@ def _decoding(
     state = _shapes(jax.eval_shape(prefill, params, requests), sharding)
     plain_state = _shapes(jax.eval_shape(plain, params, requests), sharding)
     every = {
-        "prefill": (prefill, requests, state),
-        "round": (bind(speculative.decode, greedy), state, state),
-        "sampled round": (bind(speculative.decode, sampled), state, state),
-        "token": (bind(speculative.decode, alone), plain_state, plain_state),
+        "prefill": (prefill, requests),
+        "round": (bind(speculative.decode, greedy), state),
+        "sampled round": (bind(speculative.decode, sampled), state),
+        "token": (bind(speculative.decode, alone), plain_state),
     }
-    for name, (program, rows, changed) in every.items():
+    for name, (program, rows) in every.items():
         if name in only:
             donates = name in LOOPS
             if case.mesh.num_devices == 1:
                 sharded = jax.jit(program, donate_argnums=(1,) if donates else ())
             else:
                 sharded = sharding.shard(program, donates_state=donates)
-            yield _compile(case, name, sharded, (params, rows), _caches(changed))
+            yield _compile(case, name, sharded, (params, rows), _caches(rows))
 
 
 def _training(
@@ -304,7 +304,7 @@ def _step_config(case: Case, config: TrainConfig) -> StepConfig:
 def _compile(
     case: Case, name: str, program: Any, inputs: tuple[Any, ...], changed: list[Any]
 ) -> Report:
-    """Compiles a program that changes or makes the arrays `changed`; reports on it."""
+    """Compiles a program that changes the arrays `changed`; reports on it."""
     compiled, text = _with_text(program.lower(*inputs), is_gpu=case.topology == GPU)
     memory = compiled.memory_analysis()
     is_loop = name in LOOPS
@@ -318,7 +318,7 @@ def _compile(
         memory=taken + memory.output_size_in_bytes - memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
         aliased=memory.alias_size_in_bytes,
-        state=0 if name == "prefill" else state,
+        state=state,
         lines=lines,
         copies=[
             line
