@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_jax.errors import InputError
-from eagle_jax.files import is_special, unfinished
+from eagle_jax.files import is_special, unfinished, writing
 from eagle_jax.parsing import parse_json, resolved, value_at
 
 DATA = "ShareGPT .json, messages or text .jsonl, .txt divided by <|endoftext|> lines"
@@ -71,18 +71,13 @@ def check_writable(path: Path) -> None:
         raise InputError(f"cannot write {path}: it is a folder; give a file name")
     if path.is_fifo() or path.is_socket():
         return  # A pipe's reader would take an attempt for the output.
-    try:
+    with writing(path):
         if is_special(path):
             with path.open("wb", buffering=0) as device:
                 device.write(b"")  # Enough for /dev/full.
         else:
             with unfinished(resolved(path)) as part:
                 part.write_bytes(_PROBE)
-    except OSError as error:
-        raise InputError(
-            f"cannot write {path}: {error.strerror}; give a file in a folder that "
-            "exists and can be written to"
-        ) from error
 
 
 def check_folder(path: Path) -> None:
