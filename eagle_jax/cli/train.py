@@ -33,11 +33,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.evaluation.fit import calibrate_pair, calibration_file
 from eagle_jax.files import write_json
 from eagle_jax.heads import HEADS
-from eagle_jax.heads.block import BlockHead, BlockSettings, DSparkSettings
-from eagle_jax.heads.block.loss import BlockLoss
-from eagle_jax.heads.eagle import EagleLoss
-from eagle_jax.heads.eagle3 import Eagle3Settings
-from eagle_jax.heads.settings import ChainLoss, FeatureSettings, LevelSettings
+from eagle_jax.heads.block import BlockHead
 from eagle_jax.training.checkpoint import writing_run
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.loop import Trained
@@ -88,9 +84,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--begin-with", help="folder or hub name of a head that is trained further")
     add("--resume", action="store_true", help="go on with the run in --output")
     add("--overwrite", action="store_true", help="replace the run in --output")
-    kinds = (LevelSettings, FeatureSettings, Eagle3Settings, BlockSettings)
-    kinds += (DSparkSettings, ChainLoss, EagleLoss, BlockLoss)
-    add_groups(parser, TrainConfig, _OF_KINDS | _GROUPS, more=kinds)
+    # What kinds share is described by the class that they inherit, or by the last one.
+    own = [one for kind in HEADS.values() for one in (kind.Loss, kind.Settings)]
+    more = [base for table in reversed(own) for base in table.mro()[-2::-1]]
+    add_groups(parser, TrainConfig, _OF_KINDS | _GROUPS, more=more)
     add_mesh_flags(parser)
     return parser.parse_args(argv)
 
