@@ -123,7 +123,8 @@ class CacheWritingTarget:
         """
         batch, num_tokens = tokens.shape
         axes = self._slot_axes()
-        num_slots = max(jax.tree.leaves(jax.tree.map(_size, cache.layers, axes)))
+        sizes = jax.tree.map(lambda x, i: x.shape[i] if i else 0, cache.layers, axes)
+        num_slots = max(jax.tree.leaves(sizes))
         begin, more = num_slots - self.tail, max(num_tokens - self.tail, 0)
 
         def prepare(leaf: jax.Array, axis: int) -> jax.Array:
@@ -188,7 +189,3 @@ class CacheWritingTarget:
             return next((i for i, (x, y) in enumerate(sizes) if x != y), 0)
 
         return jax.tree.map(axis, fewer, more)
-
-
-def _size(leaf: jax.Array, axis: int) -> int:
-    return leaf.shape[axis] if axis else 0
