@@ -228,10 +228,6 @@ def _take(states: Any, places: jax.Array) -> Any:
 
 
 def _where(condition: jax.Array, yes: Any, no: Any) -> Any:
-    """Returns states, one per entry of the condition, `[B]` or `[B, N]` bool."""
-
-    def choose(yes: jax.Array, no: jax.Array) -> jax.Array:
-        missing = (1,) * (yes.ndim - condition.ndim)
-        return jnp.where(condition.reshape(*condition.shape, *missing), yes, no)
-
-    return jax.tree.map(choose, yes, no)
+    """Returns states `[B, M, ...]`, one per entry of the condition, `[B, M]` bool."""
+    choose = jax.vmap(jax.vmap(jnp.where))
+    return jax.tree.map(lambda yes, no: choose(condition, yes, no), yes, no)
