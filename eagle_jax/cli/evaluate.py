@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from eagle_jax import assets
 from eagle_jax.cli.command import Parser, command, say
@@ -131,9 +131,8 @@ def _print_table(runs: dict[str, EvaluatedRun]) -> None:
 
     The last column says how many texts differ from plain decoding's.
     """
-    table = Table("file")
-    for name in ("questions", "tau", "tokens/s", "other text"):
-        table.add_column(name, justify="right")
+    figures = ("questions", "tau", "tokens/s", "other text")
+    table = Table("file", *(Column(name, justify="right") for name in figures))
     for run in runs.values():
         records = run.answers.values()
         found = identical(run, find_baseline(run, runs.values()))

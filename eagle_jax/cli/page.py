@@ -85,10 +85,8 @@ def _text(run: dict[str, Any], tokenizer: Any, passes: float) -> dict[str, Any]:
     ]
     ids = run["generated_ids"]
     stream = TextStream(tokenizer, run["prompt_ids"], skip_special_tokens=False)
-    texts = [
-        stream.update(ids[: end + 1], is_last=end + 1 == len(ids))
-        for end in range(len(ids))
-    ]
+    ends = range(1, len(ids) + 1)
+    texts = [stream.update(ids[:end], is_last=end == len(ids)) for end in ends]
     return {
         "prompt": run["prompt"],
         "figures": {
