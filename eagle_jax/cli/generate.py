@@ -25,13 +25,7 @@ from eagle_jax.cli.pair_flags import (
     choose_embedded,
     open_named,
 )
-from eagle_jax.cli.processes import (
-    add_mesh_flags,
-    has_processes,
-    join,
-    mesh_shape,
-    print_once,
-)
+from eagle_jax.cli.processes import add_mesh_flags, has_processes, join, mesh_shape
 from eagle_jax.cli.request_flags import add_request_flags, read_requests, take_request
 from eagle_jax.cli.session import Session
 from eagle_jax.cli.settings import PAIR_GROUPS, add_groups, join_settings
@@ -166,8 +160,7 @@ def _join_processes(arguments: argparse.Namespace) -> None:
             "--stream, --trace, --show-tree, --html and --svg look at every round, "
             "which several processes cannot; leave them out"
         )
-    join(arguments)
-    if not print_once():
+    if not join(arguments):
         arguments.json = None
 
 

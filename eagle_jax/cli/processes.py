@@ -49,27 +49,22 @@ def has_processes(arguments: argparse.Namespace) -> bool:
     return any(given) or arguments.distributed
 
 
-def join(arguments: argparse.Namespace) -> None:
-    """Joins the processes that the flags ask for; call it before JAX is used."""
-    mesh_shape(arguments)
-    if not has_processes(arguments):
-        return
-    if arguments.distributed:
-        detect_processes()
-        return
-    coordinator, num_processes, process_id = _address(arguments)
-    say(f"waiting for {num_processes} processes at {coordinator}")
-    join_processes(coordinator, num_processes, process_id)
+def join(arguments: argparse.Namespace) -> bool:
+    """Joins the processes that the flags ask for; call it before JAX is used.
 
-
-def print_once() -> bool:
-    """Lets no process but the first print to standard output.
-
-    JAX's libraries print about their connections, which goes to standard error.
+    Afterwards no process but the first prints to standard output. JAX's libraries print
+    about their connections, which goes to standard error.
 
     Returns:
         Whether this process is the first.
     """
+    mesh_shape(arguments)
+    if has_processes(arguments) and arguments.distributed:
+        detect_processes()
+    elif has_processes(arguments):
+        coordinator, num_processes, process_id = _address(arguments)
+        say(f"waiting for {num_processes} processes at {coordinator}")
+        join_processes(coordinator, num_processes, process_id)
     is_first = jax.process_index() == 0
     if jax.process_count() > 1:
         text = os.dup(1) if is_first else os.open(os.devnull, os.O_WRONLY)

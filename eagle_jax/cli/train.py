@@ -22,7 +22,7 @@ from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.cli.command import Parser, command, say
 from eagle_jax.cli.files import DATA
 from eagle_jax.cli.pair_flags import add_flags
-from eagle_jax.cli.processes import add_mesh_flags, join, mesh_shape, print_once
+from eagle_jax.cli.processes import add_mesh_flags, join, mesh_shape
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_groups, with_flags
 from eagle_jax.config import TreeConfig, load_config
@@ -62,8 +62,7 @@ _GROUPS = {
 def main(argv: list[str] | None = None) -> None:
     """Runs the command."""
     arguments = _parse(argv)
-    join(arguments)
-    is_first = print_once()
+    is_first = join(arguments)
     config = _config(arguments)
     with writing_run(arguments.output) if is_first else contextlib.nullcontext():
         _train(arguments, config, is_first=is_first)
