@@ -7,7 +7,6 @@ with a larger one: each size is a program of its own, each text meets a few.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.core
@@ -125,29 +124,6 @@ def capacity_ends(prompt: int, most: int) -> list[int]:
     first = max(prompt, LEAST_LENGTH - 1).bit_length()
     powers = range(first, (prompt + most).bit_length())
     return [*(2**power - prompt for power in powers), most]
-
-
-def advance_until(
-    advance: Callable[[DecodeState], DecodeState],
-    state: DecodeState,
-    limits: Limits | None,
-    *,
-    depth: int,
-) -> DecodeState:
-    """Runs rounds, each by `advance`, up to limits or till a row needs more room."""
-    was_running, rounds_before = state.is_running, state.num_rounds
-
-    def goes_on(state: DecodeState) -> jax.Array:
-        is_running = state.is_running
-        has_more = is_running.any() & has_room(state, depth)
-        if limits is None:
-            return has_more
-        # A row that goes on was running in every round.
-        done = (state.num_rounds - rounds_before).max()
-        ended = (was_running & ~is_running).sum(dtype=jnp.int32)
-        return has_more & (done < limits.most_rounds) & (ended <= limits.most_ended)
-
-    return jax.lax.while_loop(goes_on, advance, state)
 
 
 @functools.partial(jax.jit, static_argnames=("depth",))

@@ -11,7 +11,7 @@ from eagle_jax.constraints import find_forbidden, process_nodes, prune
 from eagle_jax.decoding.acceptance import accept
 from eagle_jax.decoding.chunked_prefill import check_samples, emit_next, prefill
 from eagle_jax.decoding.decoder import AcceptanceRule, Decoder
-from eagle_jax.decoding.growth import Limits, advance_until, cache_sizes, grow
+from eagle_jax.decoding.growth import Limits, cache_sizes, grow, has_room
 from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.state import (
     DecodeState,
@@ -133,8 +133,20 @@ def decode_until(
             return _step(decoder, params, state)
         return _round(decoder, params, state)[0]
 
-    needed = decoder.depth if depth is None else depth
-    return advance_until(advance, state, limits, depth=needed)
+    was_running, rounds_before = state.is_running, state.num_rounds
+
+    def goes_on(state: DecodeState) -> jax.Array:
+        is_running = state.is_running
+        needed = decoder.depth if depth is None else depth
+        has_more = is_running.any() & has_room(state, needed)
+        if limits is None:
+            return has_more
+        # A row that goes on was running in every round.
+        done = (state.num_rounds - rounds_before).max()
+        ended = (was_running & ~is_running).sum(dtype=jnp.int32)
+        return has_more & (done < limits.most_rounds) & (ended <= limits.most_ended)
+
+    return jax.lax.while_loop(goes_on, advance, state)
 
 
 def _step(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:

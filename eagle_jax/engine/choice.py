@@ -137,20 +137,18 @@ def choose(
         compile_seconds: What compiling each tree's program would take; 0 where it is
             there already.
     """
-    timed = [i for i in range(len(ladder.nodes)) if figures.cost(i, batch)]
-    known = [i for i in timed if figures.gain(i)]
+    timed = [rows for _, rows in figures.costs]
+    # With other rows it was mostly the same.
+    nearest = min(timed, key=lambda rows: abs(rows - batch), default=batch)
+    most, batch = (STRETCH if nearest == batch else TRIAL), nearest
+    trees = range(len(ladder.nodes))
+    known = [i for i in trees if figures.cost(i, batch) and figures.gain(i)]
     if not known:
-        # With other rows it was mostly the same.
-        others = {rows: abs(rows - batch) for _, rows in figures.costs}
-        if batch not in others and others:
-            nearest = min(others, key=others.__getitem__)
-            given = {"left": left, "compile_seconds": compile_seconds}
-            return choose(ladder, figures, nearest, **given)[0], TRIAL
         return ladder.start, TRIAL
     speeds = {i: _speed(figures, i, batch) for i in known}
     best = max(known, key=speeds.__getitem__)
     horizon = left + figures.tokens
-    unknown = [i for i in range(len(ladder.nodes)) if i not in known]
+    unknown = set(trees).difference(known)
     for tree in sorted(unknown, key=lambda i: abs(i - best)):
         promise = _promise(ladder, figures, tree, batch)
         if promise > _MARGIN * speeds[best]:
@@ -161,11 +159,11 @@ def choose(
     for tree in sorted(speeds, key=lambda i: figures.yields.get(i, (0.0,))[0]):
         cost = figures.cost(tree, batch) or 0.0
         # Even if every draft were accepted.
-        most = (ladder.depths[tree] + 1) / cost
+        could_win = (ladder.depths[tree] + 1) / cost > speeds[best]
         lost = TRIAL * cost * (1 - speeds[tree] / speeds[best])
-        if tree != best and most > speeds[best] and lost < share * figures.since:
+        if tree != best and could_win and lost < share * figures.since:
             return tree, TRIAL
-    return best, STRETCH
+    return best, most
 
 
 def _speed(figures: Figures, tree: int, batch: int) -> float:
