@@ -152,7 +152,7 @@ def choose(
     for tree in sorted(unknown, key=lambda i: abs(i - best)):
         promise = _promise(ladder, figures, tree, batch)
         if promise > _MARGIN * speeds[best]:
-            saved = horizon * (1 / speeds[best] - 1 / promise)
+            saved = horizon / batch * (1 / speeds[best] - 1 / promise)
             if _BELIEVED * saved > compile_seconds[tree]:
                 return tree, TRIAL
     share = _CHANGED_SHARE if figures.has_changed else _SHARE

@@ -41,14 +41,10 @@ class Store:
     """A store that compiles every program once, and keeps those used last.
 
     Threads may share it: each waits for another alone that compiles what it needs.
-
-    Attributes:
-        longest_seconds: The seconds of the program that took longest to compile.
     """
 
     def __init__(self, most: int = MOST_PROGRAMS) -> None:
         """Starts without a program; `most` are kept at once."""
-        self.longest_seconds = 0.0
         self._most, self._waited = most, threading.local()
         self._kept: OrderedDict[Hashable, jax.stages.Compiled] = OrderedDict()
         self._lock = threading.Lock()
@@ -92,7 +88,6 @@ class Store:
         finally:  # Ctrl-C may have ended it.
             seconds = time.perf_counter() - started
             self._waited.seconds = self.compile_seconds + seconds
-            self.longest_seconds = max(self.longest_seconds, seconds)
         return program
 
     def clear(self) -> None:
@@ -103,6 +98,9 @@ class Store:
 
 _KEEPING = (slots.reuse_prefill, moves.take_rows)
 """The functions whose first argument is used again."""
+
+_LAST_SECONDS: dict[Any, float] = {}
+"""What the last program of each function took to compile, in seconds."""
 
 PROGRAMS = Store()
 """The programs of the process: one limit for all its pairs."""
@@ -247,8 +245,8 @@ class Programs:
             self._key(speculative.decode_until, self._room, one, shapes)
             for one in self._decoders
         ]
-        longest = self._store.longest_seconds
-        return [0.0 if self._store.has(key) else longest for key in keys]
+        last = _LAST_SECONDS.get(speculative.decode_until, 1.0)
+        return [0.0 if self._store.has(key) else last for key in keys]
 
     def rounds(self, done: Round) -> dict[int, Round]:
         """Returns a round of the rows that were running, without the batch's axis."""
@@ -306,6 +304,7 @@ class Programs:
             **static: The function's static arguments, but for the decoder.
         """
         arguments, decoder = (rows, *rest), self._decoders[rung]
+        before = self._store.compile_seconds
         program = self._store.get(
             self._key(function, static, decoder, _shapes(arguments)),
             lambda: (
@@ -314,6 +313,8 @@ class Programs:
                 .compile()
             ),
         )
+        if seconds := self._store.compile_seconds - before:
+            _LAST_SECONDS[function] = seconds
         if self._is_dry:
             return program.out_info
         return jax.block_until_ready(program(self.params, *arguments))
