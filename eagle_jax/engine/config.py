@@ -47,9 +47,8 @@ class PairConfig:
         tree: The method's own settings (`Method.settings`). "auto", as which `None`
             counts, becomes an `AutoTree` of those before or of their defaults: among
             the root alone and trees up to theirs, what pays is chosen as the text goes
-            on. Where
-            the text depends on the tree (`acceptance` "rejection"), and over several
-            processes, it is the largest one.
+            on. Where the text depends on the tree (`acceptance` "rejection"), and over
+            several processes, it is the largest one.
         acceptance: The acceptance rule above temperature 0: "coupled" gives the very
             tokens of plain decoding with the same seed; "rejection" gives the same
             distribution with other tokens, and static trees and chains then draw their

@@ -144,23 +144,24 @@ class Chooser:
         self._left -= max(part.rounds, 1)
 
 
-def chooser_of(pair: "Pair", rungs: tuple[Rung, ...]) -> Chooser | None:
+def chooser_of(pair: "Pair", rule: AcceptanceRule) -> Chooser | None:
     """Returns what chooses among a ladder's trees; `None` where there is one alone."""
+    rungs = ladder_of(pair, rule)
     if len(rungs) == 1:
         return None
     has_weights = pair.config.method_row.weights is not None
-    key = Chooser, rungs
+    key = Chooser, rungs, rule
     if key not in pair.kept:
         known = pair.kept[key] = Known()
-        if (path := _kept_file(pair, rungs)) is not None:
-            labels = [rung.label for rung in rungs]
+        labels = [rung.label for rung in rungs]
+        if (path := _kept_file(pair, labels, rule)) is not None:
             known.figures = read_figures(path, labels)
             # Ctrl-C and SIGTERM come by here, too.
             atexit.register(lambda: write_figures(path, labels, known.figures))
     return Chooser(rungs, pair.kept[key], has_weights=has_weights)
 
 
-def _kept_file(pair: "Pair", rungs: tuple[Rung, ...]) -> Path | None:
+def _kept_file(pair: "Pair", labels: list[str], rule: AcceptanceRule) -> Path | None:
     """Returns the file of what a ladder's trees took here before, if any is kept."""
     folder = kept_folder()
     if folder is None:
@@ -168,7 +169,7 @@ def _kept_file(pair: "Pair", rungs: tuple[Rung, ...]) -> Path | None:
     sizes = jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), pair.params)
     parts = pair.placement and pair.placement.mesh.shape
     here = jax.devices()[0].device_kind, os.cpu_count(), parts, pair.config.method
-    found = repr((here, pair.config.own, [rung.label for rung in rungs], sizes))
+    found = repr((here, pair.config.own, labels, rule, sizes))
     return folder / f"trees-{hashlib.sha256(found.encode()).hexdigest()[:16]}.json"
 
 

@@ -130,7 +130,7 @@ class Programs:
                 tables = jax.device_put(tables, pair.sharding.everywhere)
             self.params = dataclasses.replace(self.params, constraint=tables)
         self.rungs = ladder_of(pair, rule)
-        self.chooser = chooser_of(pair, self.rungs)
+        self.chooser = chooser_of(pair, rule)
         self.decoder = Decoder(
             target=pair.target,
             drafter=self.rungs[-1].drafter,

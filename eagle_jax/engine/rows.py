@@ -259,16 +259,17 @@ class Rows:
         assert self._state is not None
         if programs.chooser is not None:
             self._rung, most = self._choose(programs.chooser, most)
-        if depth and any(text.keeps_rounds for text in texts):
-            one_round = speculative.decode_round
-            self._state, done = programs.call(one_round, self._state, rung=self._rung)
-            return done
-        limits = Limits(np.int32(most), np.int32(most_ended))
+        state, rung, done = self._state, self._rung, None
         with programs.timing((), "") as taken:
-            self._state = programs.decode_until(self._state, limits, self._rung)
+            if depth and any(text.keeps_rounds for text in texts):
+                one_round = speculative.decode_round
+                self._state, done = programs.call(one_round, state, rung=rung)
+            else:
+                limits = Limits(np.int32(most), np.int32(most_ended))
+                self._state = programs.decode_until(state, limits, rung)
         self._seconds += taken[0]
         self._lost += taken[0] * self._lost_share
-        return None
+        return done
 
     def look(self) -> None:
         """Takes in what texts gained; those that have ended leave."""

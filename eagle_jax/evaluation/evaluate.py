@@ -13,6 +13,7 @@ from eagle_jax.checkpoints import check_max_length
 from eagle_jax.decoding.requests import bucket_length
 from eagle_jax.engine import Engine, Pair, Text
 from eagle_jax.engine.calls import check_memory
+from eagle_jax.engine.config import AutoTree
 from eagle_jax.engine.converse import converse
 from eagle_jax.engine.open import open_pair, with_target
 from eagle_jax.errors import InputError
@@ -75,6 +76,12 @@ def evaluate(
             f"max_new_tokens = {new_tokens} leaves no room for a "
             f"prompt in max_length = {max_length}; give fewer"
         )
+    for run in runs if config.with_nodes else ():
+        if isinstance(run.config.tree, AutoTree):
+            raise InputError(
+                f"{run.label}: nodes are recorded of trees of one size; leave them "
+                "out, or tree=auto"
+            )
     # Says what the template refuses before anything is loaded.
     encode(first.tokenizer, config.template, ["Hi"], [])
     opened: dict[str, tuple[RunPlan, Pair, dict[str, Any]]] = {}

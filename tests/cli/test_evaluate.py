@@ -233,3 +233,19 @@ def test_a_text_of_one_token_has_no_steps(evaluate: Evaluate, tmp_path: Path) ->
     assert choice["accept_lengths"] == []
     assert choice["decoding_steps"] == [0] * len(choice["turns"])
     assert records[0]["nodes"]["trees"] == []
+
+
+def test_a_tree_that_chooses_itself_is_evaluated_without_its_nodes(
+    evaluate: Evaluate,
+    flags: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    methods = ["autoregressive", "lookup:tree=auto"]
+    plain, auto = evaluate(tmp_path, methods).values()
+    assert texts(auto) == texts(plain)
+    assert auto[0]["run"]["tree"] == "auto" and "tree" not in plain[0]["run"]
+    more = ["--methods", "lookup:tree=auto", "--nodes", "--output", f"{tmp_path}/other"]
+    assert main([*flags, *more]) == 2
+    assert "nodes are recorded of trees of one size" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()

@@ -10,7 +10,7 @@ from eagle_jax import files
 from eagle_jax.engine import PairConfig, ladder, load_pair
 from eagle_jax.engine.choice import STRETCH, Figures, Ladder, choose
 from eagle_jax.engine.figures import read_figures, write_figures
-from eagle_jax.engine.ladder import Chooser, chooser_of, ladder_of
+from eagle_jax.engine.ladder import Chooser, chooser_of
 
 LABELS = ["root", "4/3/1", "60/6/10"]
 KNOWN = Figures(
@@ -69,14 +69,14 @@ def test_a_kept_choice_is_where_the_next_process_starts(tmp_path: Path) -> None:
 def test_a_choice_is_kept_by_device_sizes_and_settings(
     tiny_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is kept unless programs are; each kind of machine has its own file."""
+    """Nothing is kept unless programs are; each machine and rule has its own file."""
     kept: list[Any] = []
     monkeypatch.setattr(ladder, "atexit", SimpleNamespace(register=kept.append))
 
-    def opened(**settings: Any) -> Chooser:
+    def opened(rule: Any = "greedy", **settings: Any) -> Chooser:
         folder, head = str(tiny_pair / "target"), str(tiny_pair / "head")
         pair = load_pair(folder, head, PairConfig(), **settings)
-        chooser = chooser_of(pair, ladder_of(pair, "greedy"))
+        chooser = chooser_of(pair, rule)
         assert chooser is not None
         return chooser
 
@@ -88,6 +88,7 @@ def test_a_choice_is_kept_by_device_sizes_and_settings(
     kept.pop()()
     assert len([*tmp_path.glob("trees-*.json")]) == 1
     assert opened().known.figures.costs.keys() == KNOWN.costs.keys()
+    assert opened("coupled").known.figures == Figures()
     assert opened(rerank=False).known.figures == Figures()
     monkeypatch.setattr("os.cpu_count", lambda: 1000)
     assert opened().known.figures == Figures()

@@ -1,5 +1,6 @@
 """Trees that choose themselves: the texts are the same, whatever is chosen."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,16 @@ def test_rounds_that_a_stop_string_cuts_off_are_no_rounds_of_a_tree(pair: Pair) 
     assert sum(done.trees.values()) == rounds < len(whole.accept_lengths)
 
 
+def test_rounds_that_are_looked_at_are_learnt_from(pair: Pair) -> None:
+    fresh = dataclasses.replace(pair, kept={})
+    (text,) = fresh.texts(PROMPTS[0], max_new_tokens=80, ignore_eos=True)
+    text.keeps_rounds = True
+    fresh.engine(batch_size=1, max_length=128).write([text])
+    chooser = chooser_of(fresh, "greedy")
+    assert chooser is not None
+    assert chooser.known.figures.costs
+
+
 def test_streams_change_trees_too(pair: Pair, plain: Pair) -> None:
     settings: Any = {"max_new_tokens": 30, "temperature": 1.0, "seed": 7}
     *_, last = pair.stream(PROMPTS[0], **settings)
@@ -89,7 +100,7 @@ def test_streams_change_trees_too(pair: Pair, plain: Pair) -> None:
 def test_a_trial_lasts_its_rounds_however_few_are_run_at_once() -> None:
     config = settings_of(AutoTree(settings=SMALL), method="small-model")
     pair = load_pair(str(assets.SMALL), str(assets.SMALL), config, is_lazy=True)
-    chooser = chooser_of(pair, ladder_of(pair, "greedy"))
+    chooser = chooser_of(pair, "greedy")
     assert chooser is not None
     chosen = []
     for _ in range(TRIAL):
