@@ -7,7 +7,6 @@ the matrices of the checkpoint alone, so only what decodes on one device is join
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +14,12 @@ import jax.numpy as jnp
 
 from eagle_jax.models.layers import LayerParams
 from eagle_jax.models.mlp import MlpParams
+
+# Of joined matrices and of their biases the first holds all, the others are `None`.
+_JOINED: dict[type, tuple[str, ...]] = {
+    LayerParams: ("query", "key", "value"),
+    MlpParams: ("gate", "up"),
+}
 
 
 def join_products(params: Any, *, donate: bool = False) -> Any:
@@ -28,40 +33,27 @@ def join_products(params: Any, *, donate: bool = False) -> Any:
             layers are never in memory twice.
     """
 
-    def join_matrices(*matrices: Any) -> Any:
-        """Returns matrices side by side, or `None` where there is one to leave."""
-        if not all(isinstance(matrix, jax.Array) for matrix in matrices):
-            return None
-        joined = jnp.concatenate(matrices, axis=-1)
-        if donate:
-            for matrix in matrices:
-                matrix.delete()
-        return joined
-
-    def join_mlp(node: Any) -> Any:
-        if not isinstance(node, MlpParams):
+    def join(node: Any) -> Any:
+        if type(node) not in _JOINED:
             return node
-        gate = join_matrices(node.gate, node.up)
-        if gate is None:
-            return node
-        bias = join_matrices(node.gate_bias, node.up_bias)
-        return dataclasses.replace(
-            node, gate=gate, up=None, gate_bias=bias, up_bias=None
-        )
+        if isinstance(node, LayerParams):
+            mlp = jax.tree.map(join, node.mlp, is_leaf=_is_joined)
+            node = dataclasses.replace(node, mlp=mlp)
+        for kind in ("", "_bias"):
+            names = [f"{name}{kind}" for name in _JOINED[type(node)]]
+            matrices = [getattr(node, name) for name in names]
+            if not all(isinstance(matrix, jax.Array) for matrix in matrices):
+                break  # They are quantized, or there are no biases.
+            joined = jnp.concatenate(matrices, axis=-1)
+            changed = dict.fromkeys(names) | {names[0]: joined}
+            node = dataclasses.replace(node, **changed)
+            if donate:
+                for matrix in matrices:
+                    matrix.delete()
+        return node
 
-    def join_layer(node: Any) -> Any:
-        if not isinstance(node, LayerParams):
-            return node
-        mlp = jax.tree.map(join_mlp, node.mlp, is_leaf=_is(MlpParams))
-        query = join_matrices(node.query, node.key, node.value)
-        if query is None:
-            return dataclasses.replace(node, mlp=mlp)
-        bias = join_matrices(node.query_bias, node.key_bias, node.value_bias)
-        none = dict.fromkeys(("key", "value", "key_bias", "value_bias"))
-        return dataclasses.replace(node, mlp=mlp, query=query, query_bias=bias, **none)
-
-    return jax.tree.map(join_layer, params, is_leaf=_is(LayerParams))
+    return jax.tree.map(join, params, is_leaf=_is_joined)
 
 
-def _is(kind: type) -> Callable[[Any], bool]:
-    return lambda node: isinstance(node, kind)
+def _is_joined(node: Any) -> bool:
+    return type(node) in _JOINED
