@@ -320,13 +320,18 @@ def init_mlp(
         num_experts: The number of experts, `X`; 0 for a dense layer.
         has_bias: Whether every matrix has a bias, the router's too; they are zero.
     """
-    init = functools.partial(
-        _init_gated,
-        width=width,
-        intermediate=intermediate,
-        dtype=dtype,
-        has_bias=has_bias,
-    )
+
+    def init(key: jax.Array) -> MlpParams:
+        gate, up, down = jax.random.split(key, 3)
+        return MlpParams(
+            gate=init_matrix(gate, (width, intermediate), dtype),
+            up=init_matrix(up, (width, intermediate), dtype),
+            down=init_matrix(down, (intermediate, width), dtype),
+            gate_bias=jnp.zeros(intermediate, dtype) if has_bias else None,
+            up_bias=jnp.zeros(intermediate, dtype) if has_bias else None,
+            down_bias=jnp.zeros(width, dtype) if has_bias else None,
+        )
+
     if num_experts:
         router_key, *keys = jax.random.split(key, 1 + num_experts)
         return MixtureParams(
@@ -335,17 +340,3 @@ def init_mlp(
             router_bias=jnp.zeros(num_experts, dtype) if has_bias else None,
         )
     return init(key)
-
-
-def _init_gated(
-    key: jax.Array, *, width: int, intermediate: int, dtype: jnp.dtype, has_bias: bool
-) -> MlpParams:
-    gate, up, down = jax.random.split(key, 3)
-    return MlpParams(
-        gate=init_matrix(gate, (width, intermediate), dtype),
-        up=init_matrix(up, (width, intermediate), dtype),
-        down=init_matrix(down, (intermediate, width), dtype),
-        gate_bias=jnp.zeros(intermediate, dtype) if has_bias else None,
-        up_bias=jnp.zeros(intermediate, dtype) if has_bias else None,
-        down_bias=jnp.zeros(width, dtype) if has_bias else None,
-    )
