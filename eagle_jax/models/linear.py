@@ -32,21 +32,14 @@ def linear(x: jax.Array, weight: Matrix, bias: jax.Array | None = None) -> jax.A
         The product `[..., out]`, in the dtype of `x`.
     """
     if isinstance(weight, QuantizedMatrix):
-        y = _quantized_product(x, weight)
+        # The whole matrix is never in memory in a wider type. Where the compiler widens
+        # operands inside the product, that is left to it. XLA:CPU does not: it widens
+        # all weights once, outside of the loop that decodes.
+        y = jax.lax.platform_dependent(x, weight, cpu=by_blocks, default=at_once)
+        y = y.astype(x.dtype)
     else:
         y = jnp.matmul(x, weight, precision=precision_of(x))
     return y if bias is None else y + bias
-
-
-def _quantized_product(x: jax.Array, weight: QuantizedMatrix) -> jax.Array:
-    """Returns `x @ weight`, never with the whole matrix in a wider type in memory.
-
-    Where the compiler widens operands inside the product, that is left to it. XLA:CPU
-    does not: it widens all weights once, outside of the loop that decodes, and the
-    memory that quantizing saved is lost.
-    """
-    y = jax.lax.platform_dependent(x, weight, cpu=by_blocks, default=at_once)
-    return y.astype(x.dtype)
 
 
 def at_once(x: jax.Array, weight: QuantizedMatrix) -> jax.Array:
