@@ -14,10 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from eagle_jax.checkpoints.tensors import Part, StoredTensor
+from eagle_jax.checkpoints.tensors import NUMBERS, Part, StoredTensor
 from eagle_jax.errors import InputError, shortened
 
 _VERSIONS = (2, 3)
@@ -30,13 +29,6 @@ _MOST_PARTS = 1_000
 _PART = re.compile(r"(.*-)(\d{5})-of-(\d{5})\.gguf")
 # What a browser or a downloader calls what it has not finished.
 _UNFINISHED = (".part", ".partial", ".incomplete", ".download", ".crdownload", ".aria2")
-
-# The types that hold numbers themselves, by their names in GGUF.
-_NUMBERS: dict[str, Any] = {
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,26 +130,26 @@ class _Header:
         if self._data[:4] != b"GGUF":
             raise InputError(f"{self._path} is no GGUF file: it begins otherwise")
         self._place = 4
-        (version,) = self._numbers("I", 1)
+        (version,) = self._unpack("I")
         if version & 0xFFFF == 0:
             raise self._broken("it is of the other byte order; convert it anew")
         if version not in _VERSIONS:
             raise self._broken(f"version {version} is none of {_VERSIONS}")
-        num_tensors, num_fields = self._numbers("Q", 2)
+        num_tensors, num_fields = self._unpack("QQ")
         fields: dict[str, Any] = {}
         for _ in range(num_fields):
             name = self._text()
             if name in fields:
                 raise self._broken(f"{name} is there twice")
-            fields[name] = self._value(*self._numbers("I", 1))
+            fields[name] = self._value(*self._unpack("I"))
         infos: dict[str, tuple[tuple[int, ...], int, int]] = {}
         for _ in range(num_tensors):
             name = self._text()
-            (count,) = self._numbers("I", 1)
+            (count,) = self._unpack("I")
             if name in infos or not 1 <= count <= _MOST_DIMENSIONS:
                 raise self._broken(f"tensor {name} is there twice or of {count} axes")
-            shape = tuple(self._numbers("Q", count))[::-1]
-            infos[name] = (shape, *self._numbers("I", 1), *self._numbers("Q", 1))
+            shape = self._unpack("Q" * count)[::-1]
+            infos[name] = (shape, *self._unpack("IQ"))
         align = fields.get("general.alignment", 32)
         if type(align) is not int or align < 1 or align & (align - 1):
             raise self._broken(f"general.alignment = {align!r} is no power of two")
@@ -183,7 +175,8 @@ class _Header:
                 f"{self._path} has {self._size:,} bytes, but {name} ends at "
                 f"{offset + math.prod(rows):,}; it is cut, or still being downloaded"
             )
-        path, number = self._path, _NUMBERS.get(type_name)
+        # Of what holds numbers themselves: F32, F16 and BF16.
+        path, number = self._path, NUMBERS.get(type_name)
 
         def read_part(part: Part) -> np.ndarray:
             *outer, (first, last) = part
@@ -202,27 +195,25 @@ class _Header:
         if kind == _STRING:
             return self._text()
         if kind in _SCALARS:
-            (value,) = self._numbers(_SCALARS[kind], 1)
+            (value,) = self._unpack(_SCALARS[kind])
             # The number that was meant: 1e-5, not 9.99999975e-6.
             return float(str(np.float32(value))) if _SCALARS[kind] == "f" else value
         if kind != _ARRAY:
             raise self._broken(f"a value is of kind {kind}")
-        (inner,) = self._numbers("I", 1)
-        (count,) = self._numbers("Q", 1)
+        inner, count = self._unpack("IQ")
         if count > _LONGEST or inner not in (_STRING, *_SCALARS):
             raise self._broken(f"a list has {count:,} values of kind {inner}")
         if inner == _STRING:
             return [self._text() for _ in range(count)]
-        return list(self._numbers(_SCALARS[inner], count))
+        return list(self._unpack(f"{count}{_SCALARS[inner]}"))
 
     def _text(self) -> str:
-        (count,) = self._numbers("Q", 1)
+        (count,) = self._unpack("Q")
         return self._take(count).decode("utf-8", errors="replace")
 
-    def _numbers(self, code: str, count: int) -> tuple[Any, ...]:
-        size = struct.calcsize(f"<{code}")
-        data = self._take(count * size)
-        return struct.unpack(f"<{count}{code}", data)
+    def _unpack(self, codes: str) -> tuple[Any, ...]:
+        form = struct.Struct(f"<{codes}")
+        return form.unpack(self._take(form.size))
 
     def _take(self, count: int) -> bytes:
         end = self._place + count
@@ -241,22 +232,20 @@ class _Header:
 def _type_of(kind: int, where: str) -> tuple[int, int, str, Callable[..., np.ndarray]]:
     """Returns a type's values and bytes per block, its name and what dequantizes it."""
     try:
-        from gguf import GGML_QUANT_SIZES
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
         from gguf.quants import dequantize
     except ImportError as error:
         raise InputError(
             f"{where}: GGUF files need the extra gguf (pip install '.[gguf]')"
         ) from error
-    known = {one.value: one for one in GGML_QUANT_SIZES}
-    found, name = known.get(kind), f"{kind}"
+    name = f"{kind}"
     try:
-        if found is not None:
-            name, (block, size) = found.name, GGML_QUANT_SIZES[found]
-            dequantize(np.zeros((1, size), np.uint8), found)
-            return block, size, name, functools.partial(dequantize, qtype=found)
-    except NotImplementedError:
-        pass
-    raise InputError(
-        f"{where} is of type {name}, which cannot be dequantized; give a file of "
-        "another type, such as Q8_0, Q4_K or F16"
-    )
+        found = GGMLQuantizationType(kind)
+        name, (block, size) = found.name, GGML_QUANT_SIZES[found]
+        dequantize(np.zeros((1, size), np.uint8), found)
+    except (LookupError, NotImplementedError, ValueError) as error:
+        raise InputError(
+            f"{where} is of type {name}, which cannot be dequantized; give a file of "
+            "another type, such as Q8_0, Q4_K or F16"
+        ) from error
+    return block, size, name, functools.partial(dequantize, qtype=found)

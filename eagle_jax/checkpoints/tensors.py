@@ -29,7 +29,7 @@ _TILE = 8
 # A CPU device takes an array at a multiple of this as it is, and copies any other.
 _ALIGNMENT = 64
 
-_DTYPES: dict[str, Any] = {
+NUMBERS: dict[str, Any] = {
     "F64": np.float64,
     "F32": np.float32,
     "F16": np.float16,
@@ -45,7 +45,9 @@ _DTYPES: dict[str, Any] = {
     "U8": np.uint8,
     "BOOL": np.bool_,
 }
-_TORCH_DTYPES = {np.dtype(kind).name for kind in _DTYPES.values()} - {"float8_e4m3fn"}
+"""The types of numbers by their names in safetensors, some of which GGUF shares."""
+
+_TORCH_DTYPES = {np.dtype(kind).name for kind in NUMBERS.values()} - {"float8_e4m3fn"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,9 +94,9 @@ def _stored(
     offset = start + entry["data_offsets"][0]
 
     def read_part(part: Part) -> np.ndarray:
-        if kind not in _DTYPES:
+        if kind not in NUMBERS:
             raise OSError(f"values of type {kind} are not supported")
-        dtype = np.dtype(_DTYPES[kind])
+        dtype = np.dtype(NUMBERS[kind])
         if read is None:
             # Mapped anew each time: its pages count as memory until the map is gone.
             whole = np.memmap(path, dtype, "r", offset, shape)
@@ -106,7 +108,7 @@ def _stored(
         return rows.reshape([stop - start for start, stop in part])
 
     return StoredTensor(
-        dtype=np.dtype(_DTYPES[kind]).name if kind in _DTYPES else kind,
+        dtype=np.dtype(NUMBERS[kind]).name if kind in NUMBERS else kind,
         shape=shape,
         read_part=read_part,
     )
