@@ -52,27 +52,20 @@ def at_once(x: jax.Array, weight: QuantizedMatrix) -> jax.Array:
     parts = unpack(weight)
     # [..., groups, parts, rows]: even groups and odd ones, where there are both.
     inputs = x.reshape(*x.shape[:-1], -1, len(parts), parts[0][0].shape[1])
-    products = [
-        _scaled_product(inputs[..., number, :], *part)
-        for number, part in enumerate(parts)
-    ]
+    products = []
+    for number, (values, scales) in enumerate(parts):
+        matrix = values.astype(x.dtype)
+        if len(scales) > 1:
+            matrix = matrix * scales[:, None].astype(x.dtype)
+        product = jnp.matmul(
+            inputs[..., number, :].reshape(*x.shape[:-1], -1),
+            matrix.reshape(-1, matrix.shape[-1]),
+            precision=precision_of(x),
+            preferred_element_type=jnp.float32,
+        )
+        # A single scale per column can wait for the sum.
+        products.append(product if len(scales) > 1 else product * scales[0])
     return sum(products[1:], start=products[0])
-
-
-def _scaled_product(x: jax.Array, values: jax.Array, scales: jax.Array) -> jax.Array:
-    """Multiplies `[..., groups, rows]` with `[groups, rows, out]` in float32."""
-    groups, _, columns = values.shape
-    matrix = values.astype(x.dtype)
-    if groups > 1:
-        matrix = matrix * scales[:, None].astype(x.dtype)
-    product = jnp.matmul(
-        x.reshape(*x.shape[:-2], -1),
-        matrix.reshape(-1, columns),
-        precision=precision_of(x),
-        preferred_element_type=jnp.float32,
-    )
-    # A single scale per column can wait for the sum.
-    return product if groups > 1 else product * scales[0]
 
 
 def by_blocks(x: jax.Array, weight: QuantizedMatrix) -> jax.Array:
@@ -82,8 +75,13 @@ def by_blocks(x: jax.Array, weight: QuantizedMatrix) -> jax.Array:
         x: `[..., in]`, the rows.
         weight: `[in, out]`, the matrix.
     """
-    block = _block_rows(weight)
     rows, columns = weight.shape
+    # A divisor of all rows, in whole pairs of groups, and half of them at most, or the
+    # loop over blocks would run only once.
+    unit = 2 * rows // len(weight.scales) if weight.bits == 4 else 1
+    most = min(max(_BLOCK // columns, _ROWS), rows // 2) // unit
+    counts = [n for n in range(1, most + 1) if rows // unit % n == 0]
+    block = unit * max(counts, default=1)
     if block == rows:
         return at_once(x, weight)
 
@@ -94,18 +92,6 @@ def by_blocks(x: jax.Array, weight: QuantizedMatrix) -> jax.Array:
 
     total = jnp.zeros((*x.shape[:-1], columns), jnp.float32)
     return jax.lax.fori_loop(0, rows // block, add, total)
-
-
-def _block_rows(weight: QuantizedMatrix) -> int:
-    """Returns how many rows are widened at once: a divisor, in whole pairs of groups.
-
-    It is half of all rows at most, or the loop over blocks would run only once.
-    """
-    rows, columns = weight.shape
-    unit = 2 * rows // len(weight.scales) if weight.bits == 4 else 1
-    most = min(max(_BLOCK // columns, _ROWS), rows // 2) // unit
-    whole = rows // unit
-    return unit * max((n for n in range(1, most + 1) if whole % n == 0), default=1)
 
 
 def _rows(weight: QuantizedMatrix, start: jax.Array, count: int) -> QuantizedMatrix:
