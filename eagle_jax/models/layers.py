@@ -80,15 +80,14 @@ class LayerConfig:
 
         Whole heads are rotated, by frequencies that files of heads can express.
         """
-        sizes = [
-            field.name
+        sizes = {
+            field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
             if field.default is dataclasses.MISSING
-        ]
-        plain = LayerConfig(**{name: getattr(self, name) for name in sizes})
-        if self.rope.kind != "longrope" and self.rope.fraction == 1:
-            return plain
-        return dataclasses.replace(plain, rope=RopeConfig(theta=self.rope.theta))
+        }
+        if self.rope.kind == "longrope" or self.rope.fraction != 1:
+            sizes["rope"] = RopeConfig(theta=self.rope.theta)
+        return LayerConfig(**sizes)
 
     @property
     def inner_size(self) -> int:
