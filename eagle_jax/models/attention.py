@@ -205,9 +205,6 @@ def _mix(rows: jax.Array, cap: float | None, segments: Sequence[_Segment]) -> _M
         scores = _batched_dot(flat, kept.keys, contract=3).reshape(*rows.shape[:4], -1)
         return jnp.where(is_visible, capped(scores, cap), _LOWEST)
 
-    def highest(scores: jax.Array) -> jax.Array:
-        return jnp.max(scores, axis=-1, keepdims=True)
-
     def mix(weights: jax.Array, values: jax.Array) -> jax.Array:
         weights = weights.astype(values.dtype).reshape(*flat.shape[:3], -1)
         if weights.shape[2] > 1:
@@ -222,7 +219,9 @@ def _mix(rows: jax.Array, cap: float | None, segments: Sequence[_Segment]) -> _M
         )
 
     scores = [score(*segment) for segment in segments]
-    top = functools.reduce(jnp.maximum, map(highest, scores))
+    top = functools.reduce(
+        jnp.maximum, [jnp.max(one, axis=-1, keepdims=True) for one in scores]
+    )
     # A row that sees nothing here has weights of 1, which `_join` scales by 0.
     weights = [jnp.exp(one - top) for one in scores]
     total = sum(jnp.sum(one, axis=-1, keepdims=True) for one in weights)
