@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +20,6 @@ from eagle_jax.prng import make_key, own_keys
 from eagle_jax.training.config import OptimizerConfig, TrainConfig
 
 
-def as_they_are(params: Tables) -> Tables:
-    """Returns parameters that hold the two tables themselves, as a Transformer's do."""
-    return params
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepConfig:
     """The static settings of a step.
@@ -37,7 +32,7 @@ class StepConfig:
         steps: The number of steps of the whole run, where the learning rate ends.
         dtype: The type of the arithmetic; master weights are float32.
         tables: A function from the target's parameters to the embedding and the output
-            head that the head borrows.
+            head that the head borrows; a Transformer's hold both themselves.
         unembed: The target's function from an output head and hidden states to logits.
     """
 
@@ -47,7 +42,7 @@ class StepConfig:
     optimizer: OptimizerConfig
     steps: int
     dtype: str = "float32"
-    tables: Callable[[Any], Tables] = as_they_are
+    tables: Callable[[Any], Tables] = lambda params: params
     unembed: Unembed = unembed
 
     @classmethod
@@ -82,7 +77,7 @@ class TrainState:
     key: jax.Array
 
 
-def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+def make_optimizer(config: OptimizerConfig, steps: int) -> Any:
     """Returns clipped AdamW (betas 0.9, 0.95), linear warm-up and linear decay."""
     warmup = min(config.warmup_steps, steps - 1)
     rate = config.learning_rate
@@ -122,7 +117,7 @@ def init_state(
         if target_params is not None:
             tables = config.tables(target_params)
             params = config.head.init_from_target(params, tables, vocabulary)
-    optimizer: Any = make_optimizer(config.optimizer, config.steps)
+    optimizer = make_optimizer(config.optimizer, config.steps)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
@@ -140,9 +135,8 @@ def state_shapes(config: StepConfig, sharding: PairSharding) -> TrainState:
     """
     shapes = jax.eval_shape(lambda: init_state(config, 0))
     head, everywhere = sharding.drafter_shardings(shapes.params), sharding.everywhere
-    optimizer: Any = make_optimizer(config.optimizer, config.steps)
     opt_state = optax.tree_map_params(
-        optimizer,
+        make_optimizer(config.optimizer, config.steps),
         lambda _, sharding: sharding,
         shapes.opt_state,
         partition(head)[0],
@@ -188,9 +182,9 @@ def train_step(
         return _loss(params, target_params, features, rows, key, config)
 
     gradients, metrics = jax.grad(loss, has_aux=True)(learnt)
-    optimizer: Any = make_optimizer(config.optimizer, config.steps)
+    optimizer = make_optimizer(config.optimizer, config.steps)
     updates, opt_state = optimizer.update(gradients, state.opt_state, learnt)
-    params = combine(optax.apply_updates(cast(Any, learnt), updates), rest)
+    params = combine(optax.apply_updates(learnt, updates), rest)
     changed = {"step": state.step + 1, "params": params, "opt_state": opt_state}
     return dataclasses.replace(state, **changed), metrics
 
