@@ -189,12 +189,11 @@ def _example(where: str, record: Any, need_answers: bool) -> Example:
         raise _UnusableError(f"it is no JSON object but {_short(record)}")
     ids, loss_mask = _ids(record)
     turns = _turns(record)
+    if ids is not None:  # Then the turns are only there to be read by people.
+        messages = tuple(turns or ())
+        return Example(where=where, messages=messages, ids=ids, loss_mask=loss_mask)
     if turns is not None:
-        if ids is None:  # With ids, the turns are only there to be read by people.
-            turns = _conversation(turns, need_answers)
-        return Example(where=where, messages=tuple(turns), ids=ids, loss_mask=loss_mask)
-    if ids is not None:
-        return Example(where=where, ids=ids, loss_mask=loss_mask)
+        return Example(where=where, messages=tuple(_conversation(turns, need_answers)))
     if "text" not in record:
         raise _UnusableError(
             "it has neither conversations, messages, text nor ids, but "
