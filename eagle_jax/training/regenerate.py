@@ -181,18 +181,18 @@ def regenerate_file(
                     counts.tokens += sum(record["loss_mask"])
                 rate = counts.tokens / (time.monotonic() - begun)
                 update(index + 1, f"{counts.tokens} tokens, {rate:.0f} tokens/s")
-    if not counts.texts and not first and job.questions:
+    if counts.texts or first:
+        return counts
+    if job.questions:
         raise InputError(
             f"none of {total} was a question: each was cut off, too short, a loop or "
             "there already; raise `max_new_tokens`, or give other `systems`"
         )
-    if not counts.texts and not first:
-        raise InputError(
-            f"none of {total} prompts left room for an answer in max_length = "
-            f"{max_length}, or the chat template refused them; give shorter ones or "
-            f"raise `max_length` ({counts})"
-        )
-    return counts
+    raise InputError(
+        f"none of {total} prompts left room for an answer in max_length = "
+        f"{max_length}, or the chat template refused them; give shorter ones or "
+        f"raise `max_length` ({counts})"
+    )
 
 
 def _questions_in(output: Path) -> Iterator[str]:
