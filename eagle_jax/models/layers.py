@@ -231,7 +231,6 @@ def decoder_layer(
         x, query, mask, first = jax.tree.map(
             functools.partial(take_token, places=last), (x, query, mask, first)
         )
-    scalar = config.query_scalar
     mixed = attend(
         query,
         context.cached,
@@ -239,7 +238,7 @@ def decoder_layer(
         new,
         mask,
         first,
-        scale=None if scalar is None else scalar**-0.5,
+        scale=(config.query_scalar or config.head_dim) ** -0.5,
         cap=config.score_cap,
         sinks=params.sinks,
     )
