@@ -14,6 +14,7 @@ from typing import Any
 from eagle_jax.checkpoints.gguf_config import config_of, tensors_of
 from eagle_jax.checkpoints.gguf_header import Gguf, parts_of, read_gguf
 from eagle_jax.checkpoints.hf_config import target_config
+from eagle_jax.checkpoints.remote import cache_folder
 from eagle_jax.checkpoints.tensors import StoredTensor
 from eagle_jax.errors import InputError, first_line
 from eagle_jax.files import write_json
@@ -28,12 +29,11 @@ _IDS = {
 }
 
 
-def gguf_folder(path: Path, cache: Path) -> Path:
+def gguf_folder(path: Path) -> Path:
     """Returns the folder that stands for a GGUF file, made unless it is there.
 
     Args:
         path: The file, of several parts any one.
-        cache: The user's folder of such things.
 
     Raises:
         InputError: If the file holds no target that can be run, or is broken.
@@ -42,7 +42,7 @@ def gguf_folder(path: Path, cache: Path) -> Path:
     states = [(part, part.stat()) for part in parts]
     marks = [(f"{part}", state.st_size, state.st_mtime_ns) for part, state in states]
     digest = hashlib.sha256(repr((_VERSION, marks)).encode()).hexdigest()[:16]
-    folder = cache / "eagle_jax" / "gguf" / digest / parts[0].stem
+    folder = cache_folder() / "eagle_jax" / "gguf" / digest / parts[0].stem
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         new = Path(tempfile.mkdtemp(dir=folder.parent, prefix="."))

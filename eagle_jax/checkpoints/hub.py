@@ -5,7 +5,7 @@ from pathlib import Path
 
 from eagle_jax.checkpoints.gguf_folder import gguf_folder
 from eagle_jax.checkpoints.gguf_header import is_gguf, names_of_parts, parts_of
-from eagle_jax.checkpoints.remote import cache_folder, local_folder
+from eagle_jax.checkpoints.remote import local_folder
 from eagle_jax.errors import InputError, first_line, shortened
 
 CALIBRATION_FILE = "calibration.json"
@@ -51,14 +51,14 @@ def resolve(name: str) -> Path:
     if os.path.isdir(folder):  # `Path` raises for names that are too long.
         if not (folder / "config.json").is_file():
             if file := _only_gguf(folder):
-                return gguf_folder(file, cache_folder())
+                return gguf_folder(file)
             raise InputError(
                 f"{name} holds no config.json; give the folder of a Hugging Face "
                 "checkpoint"
             )
         return folder
     if is_gguf(folder) and os.path.isfile(folder):
-        return gguf_folder(folder, cache_folder())
+        return gguf_folder(folder)
     depth = name.count("/")
     is_hub_name = depth > 1 if is_gguf(folder) else depth == 1
     is_local = name.startswith((".", "~", "/")) or os.path.exists(folder)
