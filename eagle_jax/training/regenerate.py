@@ -235,8 +235,7 @@ def _tasks(
     for example in examples:
         if not example.messages:
             check_ids(example.where, example.ids, writer.pair.vocab_size)
-    prefixes = (job.min_prefix, job.max_prefix)
-    return writer.continued(examples, prefixes), len(examples)
+    return writer.continued(examples, (job.min_prefix, job.max_prefix)), len(examples)
 
 
 def _settings(

@@ -5,6 +5,7 @@ beside it, nor on the drafter.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
@@ -75,11 +76,9 @@ class Writer:
 
     def questions(self, count: int, systems: Sequence[str]) -> Iterator[Task]:
         """Returns questions, each after what one of the systems says."""
-        ids = [opening(self.pair.tokenizer, system) for system in systems]
-        return (
-            self._question(ids[index % len(ids)], systems[index % len(ids)], index)
-            for index in range(count)
-        )
+        asked = [(opening(self.pair.tokenizer, system), system) for system in systems]
+        in_turn = itertools.islice(itertools.cycle(asked), count)
+        return (self._question(*one, index) for index, one in enumerate(in_turn))
 
     def continued(
         self, examples: Sequence[Example], prefixes: tuple[int, int]
@@ -103,10 +102,8 @@ class Writer:
             start = int(ids[0] == tokenizer.bos_token_id)
             length = len(ids) - start
             low, high = (min(bound, length) for bound in prefixes)
-            kept = int(
-                np.random.default_rng((self.seed, index)).integers(low, high + 1)
-            )
-            yield self._go_on(ids[: max(1, start + kept)], index)
+            drawn = np.random.default_rng((self.seed, index)).integers(low, high + 1)
+            yield self._go_on(ids[: max(1, start + int(drawn))], index)
 
     def _ask(self, prompt: list[int], index: int, turn: int = 0) -> Text | None:
         """Returns the text after a prompt, `None` where there is no room."""
