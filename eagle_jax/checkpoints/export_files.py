@@ -145,14 +145,13 @@ def write_export(
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    with_pickle = how.with_pickle and has_torch()
     with new_folder(folder, overwrite=how.overwrite, is_ours=is_export) as unfinished:
         text = json.dumps(fields, indent=1) + "\n"
         (unfinished / _CONFIG).write_text(text, encoding="utf-8")
         safe, pickled = (unfinished / name for name in how.files)
         try:
             save_file(tensors, safe, metadata=_METADATA)
-            if with_pickle:
+            if how.with_pickle and has_torch():
                 _write_pickle(pickled, tensors)
         except (RuntimeError, ValueError, SafetensorError) as error:
             # Both have an error of their own for a full disk; torch's does not say so.

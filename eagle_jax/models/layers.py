@@ -220,8 +220,7 @@ def decoder_layer(
         The residual stream `[B, T, E]` after the layer, and the keys and values of all
         `U` unconfirmed tokens.
     """
-    read = x if inputs is None else inputs
-    query, new = project(params, config, read, rotary)
+    query, new = project(params, config, x if inputs is None else inputs, rotary)
     mask, first = context.mask, context.first
     if context.earlier is not None:
         new = jax.tree.map(

@@ -185,8 +185,7 @@ def _mixed(
     elif num_rows < _MANY:
         every = jnp.broadcast_to(rows, (num_experts, *rows.shape))
         outputs = jax.vmap(run)(experts, every).swapaxes(0, 1)
-        number = jnp.arange(num_experts)
-        is_chosen = chosen[..., None] == number  # [R, K, X]
+        is_chosen = chosen[..., None] == jnp.arange(num_experts)  # [R, K, X]
         shares = jnp.where(is_chosen, shares[..., None], 0).sum(1)
         is_held = is_chosen.any(1)
     else:
