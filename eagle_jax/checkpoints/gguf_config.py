@@ -222,16 +222,16 @@ def _rope(gguf: Gguf, values: dict[str, Any], config: dict[str, Any]) -> dict[st
     positions = config.get("max_position_embeddings")
     if kind == "yarn" and attention not in (None, 1):
         raise _refusal(gguf, f"rope.scaling.attn_factor = {attention!r} is not known")
-    short, freqs = (gguf.tensors.get(name) for name in (_FACTORS, _LLAMA_FACTORS))
+    freqs = gguf.tensors.get(_LLAMA_FACTORS)
+    short = gguf.tensors.get(_FACTORS, freqs)
     if freqs is not None and kind not in (None, "none"):
         raise _refusal(gguf, f"{_LLAMA_FACTORS} beside rope.scaling.type = {kind!r}")
-    if short is not None or freqs is not None:
+    if short is not None:
         # Where texts of all lengths have the same ones, nothing is turned anew.
-        long = gguf.tensors.get(_LONG_FACTORS, short) if freqs is None else freqs
         scaling = {
             "rope_type": "longrope",
-            "short_factor": _numbers(freqs if short is None else short),
-            "long_factor": _numbers(long),
+            "short_factor": _numbers(short),
+            "long_factor": _numbers(gguf.tensors.get(_LONG_FACTORS, short)),
             "original_max_position_embeddings": positions if freqs else original,
         }
         if attention or freqs is not None:
@@ -254,8 +254,7 @@ def _rope(gguf: Gguf, values: dict[str, Any], config: dict[str, Any]) -> dict[st
     return found | {"rope_scaling": scaling}
 
 
-def _numbers(tensor: StoredTensor | None) -> list[float]:
-    assert tensor is not None
+def _numbers(tensor: StoredTensor) -> list[float]:
     whole = tensor.read_part(tuple((0, size) for size in tensor.shape))
     return whole.ravel().astype(float).tolist()
 
