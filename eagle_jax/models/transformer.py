@@ -199,20 +199,9 @@ class Transformer:
         positions: jax.Array,
         mask: jax.Array | None,
         cache: kv.KVCache,
+        earlier: tuple[kv.KeyValues, ...] | None = None,
     ) -> TargetOutput:
-        """See `Target.forward`."""
-        return self.forward_after(params, tokens, positions, mask, cache, None)
-
-    def forward_after(
-        self,
-        params: TransformerParams,
-        tokens: jax.Array,
-        positions: jax.Array,
-        mask: jax.Array | None,
-        cache: kv.KVCache,
-        earlier: tuple[kv.KeyValues, ...] | None,
-    ) -> TargetOutput:
-        """See `DraftingTarget.forward_after`."""
+        """See `Target.forward`, and for `earlier` `DraftingTarget.forward_after`."""
         config = self.config
         if mask is None:
             mask = causal_mask(*tokens.shape)
@@ -248,6 +237,8 @@ class Transformer:
         hidden = normalise(config.layer, x, params.norm)
         features = jnp.concatenate(inputs, axis=-1) if inputs else hidden
         return TargetOutput(hidden=hidden, features=features, entries=tuple(entries))
+
+    forward_after = forward
 
     def unembed(self, params: TransformerParams, hidden: jax.Array) -> jax.Array:
         """See `Target.unembed`."""
