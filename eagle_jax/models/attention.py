@@ -128,14 +128,9 @@ def attend_beside(
     (num_blocks, size, length), width = sees.shape[1:], among.shape[1]
     groups = text.keys.shape[1]
 
-    def dot(pattern: str, *operands: jax.Array) -> jax.Array:
-        return jnp.einsum(
-            pattern,
-            *operands,
-            precision=precision_of(query),
-            preferred_element_type=jnp.float32,
-        )
-
+    dot = functools.partial(
+        jnp.einsum, precision=precision_of(query), preferred_element_type=jnp.float32
+    )
     rows = query.reshape(batch, num_rows, groups, -1, head_dim) * head_dim**-0.5
     blocks = rows.reshape(batch, num_blocks, size, *rows.shape[2:])
     shape = batch, groups, num_blocks, width, head_dim
