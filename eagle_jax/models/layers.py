@@ -343,7 +343,6 @@ def init_layer(
         name: init_matrix(k, shape, dtype)
         for k, (name, shape) in zip(keys, shapes.items(), strict=True)
     }
-    has_bias = config.qkv_bias
     norm = functools.partial(jnp.full, fill_value=1 - config.norm_offset, dtype=dtype)
     return LayerParams(
         **weights,
@@ -357,9 +356,9 @@ def init_layer(
             has_bias=config.mlp_bias,
         ),
         input_norm=norm(width) if input_norm else None,
-        query_bias=jnp.zeros(query_width, dtype) if has_bias else None,
-        key_bias=jnp.zeros(kv_width, dtype) if has_bias else None,
-        value_bias=jnp.zeros(kv_width, dtype) if has_bias else None,
+        query_bias=jnp.zeros(query_width, dtype) if config.qkv_bias else None,
+        key_bias=jnp.zeros(kv_width, dtype) if config.qkv_bias else None,
+        value_bias=jnp.zeros(kv_width, dtype) if config.qkv_bias else None,
         out_bias=jnp.zeros(width, dtype) if config.output_bias else None,
         query_norm=norm(head) if config.qk_norm else None,
         key_norm=norm(head) if config.qk_norm else None,
