@@ -28,8 +28,6 @@ Tensors = dict[str, np.ndarray]
 """Weights by tensor name, as files hold them."""
 
 _CONFIG = "config.json"
-# transformers asks for this entry. A second one would come in any order.
-_METADATA = {"format": "pt"}
 # What an exported folder may hold; only weights and their settings are written here.
 _NAMES = {
     _CONFIG,
@@ -150,7 +148,8 @@ def write_export(
         (unfinished / _CONFIG).write_text(text, encoding="utf-8")
         safe, pickled = (unfinished / name for name in how.files)
         try:
-            save_file(tensors, safe, metadata=_METADATA)
+            # transformers asks for this entry. A second one would come in any order.
+            save_file(tensors, safe, metadata={"format": "pt"})
             if how.with_pickle and has_torch():
                 _write_pickle(pickled, tensors)
         except (RuntimeError, ValueError, SafetensorError) as error:
