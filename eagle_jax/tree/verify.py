@@ -63,9 +63,6 @@ def verify(
         The accepted path and the token after it.
     """
 
-    def is_walking(walk: tuple[jax.Array, Acceptance]) -> jax.Array:
-        return walk[0]
-
     def walk_on(walk: tuple[jax.Array, Acceptance]) -> tuple[jax.Array, Acceptance]:
         _, so_far = walk
         level = so_far.num_accepted
@@ -85,16 +82,14 @@ def verify(
         next_token=tree.tokens[ROOT],
     )
 
-    def walk_while(walk: tuple[jax.Array, Acceptance]) -> tuple[jax.Array, Acceptance]:
-        return jax.lax.while_loop(is_walking, walk_on, walk)
-
-    def walk_all(walk: tuple[jax.Array, Acceptance]) -> tuple[jax.Array, Acceptance]:
-        return jax.lax.fori_loop(0, depth + 1, lambda _, walk: walk_on(walk), walk)
-
     # A GPU would have to wait for the host to learn whether the walk goes on. Where it
     # has ended, another step decides the same again.
     return jax.lax.platform_dependent(
-        (jnp.array(True), start), cuda=walk_all, default=walk_while
+        (jnp.array(True), start),
+        cuda=lambda walk: jax.lax.fori_loop(
+            0, depth + 1, lambda _, x: walk_on(x), walk
+        ),
+        default=lambda walk: jax.lax.while_loop(lambda x: x[0], walk_on, walk),
     )[1]
 
 
