@@ -18,8 +18,7 @@ class RootOnly:
     after any round, and stays what it is.
 
     Attributes:
-        drafter: The drafter that goes on later. One with a method `rest` is told of
-            the token by that, others by `advance`.
+        drafter: The drafter that goes on later; it is told of the token by `advance`.
     """
 
     drafter: Drafter
@@ -45,5 +44,4 @@ class RootOnly:
 
     def advance(self, params: Any, state: Any, verified: Verified) -> Any:
         """See `Drafter.advance`."""
-        take = getattr(self.drafter, "rest", self.drafter.advance)
-        return take(params, state, verified)
+        return self.drafter.advance(params, state, verified)

@@ -149,14 +149,6 @@ class SwitchDrafter:
             is_running=verified.count > 0,
         )
 
-    def rest(self, params: Any, state: SwitchState, verified: Verified) -> SwitchState:
-        """Takes in a token that nobody drafted, see `RootOnly`."""
-        return SwitchState(
-            lookup=self.first.advance((), state.lookup, verified),
-            model=self.second.rest(params, state.model, verified),
-            is_running=verified.count > 0,
-        )
-
 
 def find_tree_drafter(drafter: Drafter | None) -> TreeDrafter | None:
     """Returns the part of a drafter that drafts with a model, `None` if there is none.

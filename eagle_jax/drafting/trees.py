@@ -136,19 +136,15 @@ class TreeDrafter:
         return grow(self, nodes, root, draws)
 
     def advance(self, params: Any, state: Any, verified: Verified) -> Any:
-        """See `Drafter.advance`."""
+        """See `Drafter.advance`; a path of the root alone is a round of `RootOnly`."""
         if self.depth == 0:
             return state
+        if verified.path.shape[1] == 1:
+            return postpone(self.model, params, state, verified)
         more = max(self.shared_depth - self.depth, 0)
         tokens = jnp.pad(verified.path_tokens, ((0, 0), (0, more)))
         features = jnp.pad(verified.path_features, ((0, 0), (0, more), (0, 0)))
         return self.model.advance(state, tokens, features, verified.count)
-
-    def rest(self, params: Any, state: Any, verified: Verified) -> Any:
-        """Takes in a token that nobody drafted, see `RootOnly`."""
-        if self.depth == 0:
-            return state
-        return postpone(self.model, params, state, verified)
 
 
 class _Level:
