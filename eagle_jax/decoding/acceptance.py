@@ -1,10 +1,4 @@
-"""Which drafts are accepted: one function of one row per rule.
-
-All take the row's tree, `[N]` fields, and the target's logits `[N, V]`, float32, after
-each of its nodes, and return the row's `Acceptance`.
-"""
-
-import functools
+"""Which drafts are accepted."""
 
 import jax
 import jax.numpy as jnp
@@ -47,65 +41,47 @@ def accept(
     Returns:
         The outcomes: `[B, P]` paths, `[B]` counts and next tokens.
     """
-    depth, sampling = decoder.depth, state.rows.sampling
-    if decoder.rule == "greedy":
-        follow = functools.partial(follow_argmax, depth=depth)
-        return jax.vmap(follow)(tree, logits)
+    rows, depth, is_greedy = state.rows, decoder.depth, decoder.rule == "greedy"
     # Of the whole batch: mapped over rows, a `cond` would run both branches.
-    any_filter = sampling.any_filter
-    if decoder.rule == "coupled":
-        assert noise is not None, "coupled acceptance needs round_draws' noise"
-        follow = functools.partial(follow_draws, any_filter=any_filter, depth=depth)
-        return jax.vmap(follow)(tree, logits, sampling, noise)
-    keys = state.rows.keys, state.lengths - 1
-    reject = functools.partial(reject_drafts, any_filter=any_filter, depth=depth)
-    return jax.vmap(reject)(tree, logits, sampling, *keys)
+    any_filter = rows.sampling.any_filter
 
+    def follow(
+        tree: DraftTree,
+        logits: jax.Array,
+        sampling: SamplingParams,
+        noise: jax.Array | None,
+    ) -> Acceptance:
+        """Follows the child that plain decoding goes on with."""
 
-def follow_argmax(tree: DraftTree, logits: jax.Array, *, depth: int) -> Acceptance:
-    """Follows the child that is the target's most likely token ("greedy")."""
+        def step(node: jax.Array, level: jax.Array) -> Step:
+            if is_greedy:
+                token = jnp.argmax(logits[node]).astype(jnp.int32)
+            else:
+                assert noise is not None, "coupled acceptance needs round_draws' noise"
+                token = draw_tokens(logits[node], noise[level], sampling, any_filter)
+            return match_child(tree, node, token)
 
-    def step(node: jax.Array, level: jax.Array) -> Step:
-        return match_child(tree, node, jnp.argmax(logits[node]).astype(jnp.int32))
+        return verify(tree, step, depth=depth)
 
-    return verify(tree, step, depth=depth)
+    def reject(
+        tree: DraftTree,
+        logits: jax.Array,
+        sampling: SamplingParams,
+        key: jax.Array,
+        root_position: jax.Array,
+    ) -> Acceptance:
+        """Tests each node's children by rejection, with coins of its own."""
+        coins = rejection_noise(key, root_position, *logits.shape)
+        is_drawn = tree.draft_logits is not None
+        test = reject_drawn_siblings if is_drawn else reject_siblings
 
+        def step(node: jax.Array, level: jax.Array) -> Step:
+            wanted = distribution(logits[node], sampling, any_filter)
+            return test(tree, node, wanted, *coins)
 
-def follow_draws(
-    tree: DraftTree,
-    logits: jax.Array,
-    sampling: SamplingParams,
-    noise: jax.Array,
-    *,
-    any_filter: jax.Array,
-    depth: int,
-) -> Acceptance:
-    """Follows the child that plain decoding draws with the `noise`, `[P, V]`."""
+        return verify(tree, step, depth=depth)
 
-    def step(node: jax.Array, level: jax.Array) -> Step:
-        token = draw_tokens(logits[node], noise[level], sampling, any_filter)
-        return match_child(tree, node, token)
-
-    return verify(tree, step, depth=depth)
-
-
-def reject_drafts(
-    tree: DraftTree,
-    logits: jax.Array,
-    sampling: SamplingParams,
-    key: jax.Array,
-    root_position: jax.Array,
-    *,
-    any_filter: jax.Array,
-    depth: int,
-) -> Acceptance:
-    """Tests each node's children by rejection, with coins of its own ("rejection")."""
-    coins, last_noise = rejection_noise(key, root_position, *logits.shape)
-    is_drawn = tree.draft_logits is not None
-    reject = reject_drawn_siblings if is_drawn else reject_siblings
-
-    def step(node: jax.Array, level: jax.Array) -> Step:
-        wanted = distribution(logits[node], sampling, any_filter)
-        return reject(tree, node, wanted, coins, last_noise)
-
-    return verify(tree, step, depth=depth)
+    if decoder.rule == "rejection":
+        keys = rows.keys, state.lengths - 1
+        return jax.vmap(reject)(tree, logits, rows.sampling, *keys)
+    return jax.vmap(follow)(tree, logits, rows.sampling, None if is_greedy else noise)
