@@ -67,8 +67,8 @@ def check_slot(
     row: jax.Array | int = 0,
 ) -> None:
     """Raises if a prefix cannot enter a state, or one of them has no such row."""
-    _check_row("slot", slot, state)
-    _check_row("row", row, prefix)
+    check_row(state, slot)
+    check_row(prefix, row, "row")
     one, other = (
         jax.tree.flatten(jax.tree.map(lambda leaf: f"{leaf.dtype}{leaf.shape[1:]}", x))
         for x in (prefix, state)
@@ -80,16 +80,11 @@ def check_slot(
         )
 
 
-def check_free(state: DecodeState, slot: jax.Array | int) -> None:
-    """Raises if the state has no such row."""
-    _check_row("slot", slot, state)
-
-
-def _check_row(name: str, row: jax.Array | int, state: DecodeState) -> None:
+def check_row(state: DecodeState, slot: jax.Array | int, name: str = "slot") -> None:
     """Raises if a row lies beyond the last: a write would clamp, or be dropped."""
     last = len(state.stop_reason) - 1
-    if not isinstance(row, jax.core.Tracer) and not 0 <= int(row) <= last:
-        raise InputError(f"{name} = {row} is no row; the state has rows 0 to {last}")
+    if not isinstance(slot, jax.core.Tracer) and not 0 <= int(slot) <= last:
+        raise InputError(f"{name} = {slot} is no row; the state has rows 0 to {last}")
 
 
 def check_rounds(

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax.config import require_counts
+from eagle_jax.decoding.windows import write_window
 from eagle_jax.errors import InputError
 from eagle_jax.interface import PromptChunk
 from eagle_jax.tree.top_k import top_k
@@ -97,23 +98,11 @@ class Logprobs:
         if num_top:
             best, new["top_tokens"] = top_k(logits, num_top)
             new["top"] = best - total[..., None]
-        offsets = jnp.arange(tokens.shape[1])
-        end = self.own.shape[1]  # Out of range: dropped.
-        slots = jnp.where(offsets < count[:, None], begin[:, None] + offsets, end)
-        rows = jnp.arange(len(tokens))[:, None]
-        return dataclasses.replace(
-            self,
-            **{
-                name: getattr(self, name).at[rows, slots].set(values, mode="drop")
-                for name, values in new.items()
-            },
-        )
-
-    def window(self, begin: jax.Array, size: int) -> "Logprobs":
-        """Returns those of `size` places of each row, from `begin`, `[B]` int32, on."""
-        places = begin[:, None] + jnp.arange(size)  # Past the end: the last one.
-        rows = jnp.arange(len(begin))[:, None]
-        return jax.tree.map(lambda leaf: leaf.at[rows, places].get(mode="clip"), self)
+        new = {
+            name: write_window(getattr(self, name), values, begin, count)
+            for name, values in new.items()
+        }
+        return dataclasses.replace(self, **new)
 
 
 def no_logprobs(

@@ -27,10 +27,10 @@ from flax import struct
 
 from eagle_jax.decoding import chunked_prefill, speculative
 from eagle_jax.decoding.checks import (
-    check_free,
     check_prompts,
     check_read,
     check_rounds,
+    check_row,
     check_slot,
     checked_by,
 )
@@ -40,6 +40,7 @@ from eagle_jax.decoding.growth import Limits
 from eagle_jax.decoding.logprobs import Logprobs, no_logprobs
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState, StopReason, begin_state
+from eagle_jax.decoding.windows import read_window
 from eagle_jax.interface import Params
 from eagle_jax.interface.prefill import chunk_size
 from eagle_jax.processors import ProcessorConfig
@@ -230,7 +231,7 @@ def generate(
     return state, _added(state, before, rounds_before, width, rounds)
 
 
-@checked_by(check_free)
+@checked_by(check_row)
 @functools.partial(jax.jit, donate_argnames=("state",))
 def free(state: DecodeState, slot: jax.Array | int) -> DecodeState:
     """Ends the text of a row, whose reader went away; the state is donated.
@@ -253,23 +254,17 @@ def _added(
     width: int,
     rounds: int,
 ) -> Result:
-    """Returns what a state holds beyond these lengths and numbers of rounds, `[B]`."""
+    """Returns what a state holds beyond these lengths and numbers of rounds, `[B]`.
 
-    def window(
-        rows: jax.Array, begin: jax.Array, end: jax.Array, size: int
-    ) -> jax.Array:
-        places = begin[:, None] + jnp.arange(size)
-        last = rows.shape[1] - 1
-        values = jnp.take_along_axis(rows, jnp.minimum(places, last), axis=1)
-        return jnp.where(places < end[:, None], values, 0)
-
+    After a text, and after its rounds, a state holds 0.
+    """
     return Result(
-        tokens=window(state.tokens, lengths, state.lengths, width),
+        tokens=read_window(state.tokens, lengths, width),
         counts=state.lengths - lengths,
-        accept_lengths=window(
-            state.accept_lengths, num_rounds, state.num_rounds, rounds
-        ),
+        accept_lengths=read_window(state.accept_lengths, num_rounds, rounds),
         num_rounds=state.num_rounds - num_rounds,
         stop_reason=state.stop_reason,
-        logprobs=state.logprobs and state.logprobs.window(lengths, width),
+        logprobs=jax.tree.map(
+            lambda leaf: read_window(leaf, lengths, width), state.logprobs
+        ),
     )

@@ -11,6 +11,7 @@ from flax import struct
 from eagle_jax.constraints import Guide, follow
 from eagle_jax.decoding.logprobs import Logprobs
 from eagle_jax.decoding.requests import RowSettings
+from eagle_jax.decoding.windows import write_window
 from eagle_jax.interface import Cache
 from eagle_jax.tree import ROOT, DraftTree
 
@@ -162,32 +163,18 @@ def emit(
     taken = jnp.minimum(jnp.minimum(count, until_stop), room)
     taken = jnp.where(state.is_running, taken, 0).astype(jnp.int32)
 
-    reason = jnp.where(
-        taken == until_stop,
-        StopReason.STOP_TOKEN,
-        jnp.where(
-            taken == room_by_count,
-            StopReason.MAX_TOKENS,
-            jnp.where(taken == room_by_length, StopReason.MAX_LENGTH, otherwise),
-        ),
-    ).astype(jnp.int32)
-    offsets = jnp.arange(tokens.shape[1])
-    slots = jnp.where(
-        offsets < taken[:, None],
-        state.lengths[:, None] + offsets,
-        state.tokens.shape[1],  # Out of range: dropped.
+    # The first that holds of a stop token, the count and the length.
+    reason = jnp.where(taken == room_by_length, StopReason.MAX_LENGTH, otherwise)
+    reason = jnp.where(taken == room_by_count, StopReason.MAX_TOKENS, reason)
+    reason = jnp.where(taken == until_stop, StopReason.STOP_TOKEN, reason)
+    state = dataclasses.replace(
+        state,
+        tokens=write_window(state.tokens, tokens, state.lengths, taken),
+        lengths=state.lengths + taken,
+        stop_reason=jnp.where(state.is_running, reason, state.stop_reason),
+        constraint_state=follow(guide, tokens, taken),
     )
-    rows = jnp.arange(tokens.shape[0])[:, None]
-    return (
-        dataclasses.replace(
-            state,
-            tokens=state.tokens.at[rows, slots].set(tokens, mode="drop"),
-            lengths=state.lengths + taken,
-            stop_reason=jnp.where(state.is_running, reason, state.stop_reason),
-            constraint_state=follow(guide, tokens, taken),
-        ),
-        taken,
-    )
+    return state, taken
 
 
 def record_round(
