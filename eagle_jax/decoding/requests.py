@@ -65,10 +65,8 @@ class Requests(RowSettings):
 
     def settings(self) -> RowSettings:
         """Returns all but the prompts, so that one program serves any `T`."""
-        fields = dataclasses.fields(RowSettings)
-        settings = RowSettings(
-            **{field.name: getattr(self, field.name) for field in fields}
-        )
+        names = [field.name for field in dataclasses.fields(RowSettings)]
+        settings = RowSettings(**{name: getattr(self, name) for name in names})
         return dataclasses.replace(settings, keys=own_keys(self.keys))
 
 
@@ -143,29 +141,26 @@ def make_requests(
         max_new_tokens=jnp.asarray(new_tokens),
         max_length=jnp.asarray(limits),
         stop_tokens=jnp.asarray(_stop_tokens(stop_tokens, batch)),
-        sampling=_sampling(temperature, top_p, top_k, min_p, batch),
+        sampling=_sampling(
+            batch, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p
+        ),
         keys=jax.vmap(make_key)(_per_row(seeds, batch, np.uint32, "seeds")),
         processors=_make_processors(processors, processor_room, batch, vocab_size),
     )
 
 
-def _sampling(
-    temperature: object, top_p: object, top_k: object, min_p: object, batch: int
-) -> SamplingParams:
+def _sampling(batch: int, **given: object) -> SamplingParams:
     """Returns the settings by which the tokens of all rows are drawn."""
-    columns = {
-        "temperature": _per_row(temperature, batch, np.float64, "temperature"),
-        "top_p": _per_row(top_p, batch, np.float64, "top_p"),
-        "top_k": _per_row(top_k, batch, np.int32, "top_k"),
-        "min_p": _per_row(min_p, batch, np.float64, "min_p"),
-    }
-    for name, column in columns.items():
+    columns = {}
+    for name, values in given.items():
+        read, kept = np.float64, jnp.float32
+        if name == "top_k":
+            read, kept = np.int32, jnp.int32
+        column = _per_row(values, batch, read, name)
         for value in dict.fromkeys(column.tolist()):
             DRAWS[name].check(name, value)
-    kinds = {"i": jnp.int32, "f": jnp.float32}
-    return SamplingParams(
-        **{name: jnp.asarray(x, kinds[x.dtype.kind]) for name, x in columns.items()}
-    )
+        columns[name] = jnp.asarray(column, kept)
+    return SamplingParams(**columns)
 
 
 def _stop_tokens(given: object, batch: int) -> np.ndarray:
