@@ -1,7 +1,6 @@
 """The `Decoder`: the one static argument of every function that generates."""
 
 import dataclasses
-import functools
 from typing import Any, Literal, get_args
 
 import jax
@@ -51,7 +50,7 @@ class RootDrafter:
         self, params: Any, state: Any, root: jax.Array, draws: Draws
     ) -> tuple[DraftTree, Any]:
         """See `Drafter.propose`; the tree is its root."""
-        return jax.vmap(functools.partial(root_only, num_nodes=1))(root), state
+        return root_only(root, 1), state
 
     def advance(self, params: Any, state: Any, verified: Verified) -> Any:
         """See `Drafter.advance`."""

@@ -15,7 +15,7 @@ from flax import struct
 
 from eagle_jax.interface import Draws, PromptChunk, Verified
 from eagle_jax.parsing import check_types
-from eagle_jax.tree import NO_PARENT, RECYCLING_TREE, ROOT, DraftTree, Topology
+from eagle_jax.tree import RECYCLING_TREE, ROOT, DraftTree, Topology, make_tree
 from eagle_jax.tree.top_k import top_k
 
 UNKNOWN = -1
@@ -111,13 +111,7 @@ class RecyclingDrafter:
             exists = is_node[:, level.parents] & (drafts != UNKNOWN)
             tokens = tokens.at[:, level.nodes].set(jnp.where(exists, drafts, 0))
             is_node = is_node.at[:, level.nodes].set(exists)
-        tree = DraftTree(
-            tokens=tokens,
-            parents=jnp.where(is_node, shape.parents, NO_PARENT),
-            log_values=jnp.where(is_node, jnp.float32(0), -jnp.inf),
-            is_node=is_node,
-        )
-        return tree, state
+        return make_tree(tokens, shape.parents, 0.0, is_node), state
 
     def advance(
         self, params: Any, state: RecyclingState, verified: Verified

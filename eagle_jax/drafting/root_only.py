@@ -1,7 +1,6 @@
 """Rounds without drafts, after which a drafter can go on."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -40,7 +39,7 @@ class RootOnly:
         self, params: Any, state: Any, root: jax.Array, draws: Draws
     ) -> tuple[DraftTree, Any]:
         """See `Drafter.propose`; the tree is its root."""
-        return jax.vmap(functools.partial(root_only, num_nodes=1))(root), state
+        return root_only(root, 1), state
 
     def advance(self, params: Any, state: Any, verified: Verified) -> Any:
         """See `Drafter.advance`."""

@@ -30,6 +30,7 @@ from eagle_jax.tree.structure import (
     DraftTree,
     ancestor_mask,
     flatten,
+    make_tree,
     root_only,
 )
 from eagle_jax.tree.topology import (
@@ -73,6 +74,7 @@ __all__ = [
     "flatten",
     "from_paths",
     "join",
+    "make_tree",
     "match_child",
     "reject_drawn",
     "reject_drawn_siblings",

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.tree.structure import NO_PARENT, ROOT, DraftTree
+from eagle_jax.tree.structure import NO_PARENT, ROOT, DraftTree, make_tree
 
 
 def join(
@@ -42,13 +42,8 @@ def join(
     above = jnp.pad(nodes, ((0, 0), (1, 0)), constant_values=ROOT)[:, :-1]
     kept = jnp.argsort(~is_node, stable=True)[:num_nodes]
 
-    def in_levels(first: jax.Array | int, others: jax.Array, padding: int) -> jax.Array:
-        values = jnp.append(jnp.asarray(first, jnp.int32), others.T)
-        return jnp.where(is_node, values, padding)[kept]
+    def in_levels(first: jax.Array | int, others: jax.Array) -> jax.Array:
+        return jnp.append(jnp.asarray(first, jnp.int32), others.T)[kept]
 
-    return DraftTree(
-        tokens=in_levels(root, paths, 0),
-        parents=in_levels(NO_PARENT, above, NO_PARENT),
-        log_values=jnp.where(is_node, jnp.float32(0), -jnp.inf)[kept],
-        is_node=is_node[kept],
-    )
+    tokens, parents = in_levels(root, paths), in_levels(NO_PARENT, above)
+    return make_tree(tokens, parents, 0.0, is_node[kept])

@@ -11,6 +11,7 @@ from eagle_jax.tree.structure import (
     Candidates,
     DraftTree,
     ancestor_mask,
+    make_tree,
 )
 
 
@@ -101,9 +102,4 @@ def _after_root(root: jax.Array | float, rest: jax.Array) -> jax.Array:
 def drop_unconnected(tree: DraftTree) -> DraftTree:
     """Turns nodes that no path joins to the root into padding."""
     is_node = tree.is_node & ancestor_mask(tree.parents)[:, ROOT]
-    return DraftTree(
-        tokens=jnp.where(is_node, tree.tokens, 0),
-        parents=jnp.where(is_node, tree.parents, NO_PARENT),
-        log_values=jnp.where(is_node, tree.log_values, -jnp.inf),
-        is_node=is_node,
-    )
+    return make_tree(tree.tokens, tree.parents, tree.log_values, is_node)

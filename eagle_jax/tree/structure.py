@@ -6,6 +6,7 @@ A transformer reads that tree as one sequence: see `flatten`.
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.typing import ArrayLike
 
 ROOT = 0
 """Index of the root in a `DraftTree`: the last emitted token."""
@@ -64,23 +65,38 @@ class DraftTree:
     draft_logits: jax.Array | None = None
 
 
+def make_tree(
+    tokens: jax.Array, parents: ArrayLike, log_values: ArrayLike, is_node: jax.Array
+) -> DraftTree:
+    """Returns the tree of some nodes, of which those that are none become padding.
+
+    Args:
+        tokens: `[..., N]` int32, the nodes' tokens.
+        parents: `[..., N]` int32, the nodes' parents, or one for all.
+        log_values: `[..., N]` float32, the logs of their values, or one for all.
+        is_node: `[..., N]` bool, which of them there are.
+    """
+    return DraftTree(
+        tokens=jnp.where(is_node, tokens, 0),
+        parents=jnp.where(is_node, parents, jnp.int32(NO_PARENT)),
+        log_values=jnp.where(is_node, log_values, jnp.float32(-jnp.inf)),
+        is_node=is_node,
+    )
+
+
 def root_only(root_token: jax.Array, num_nodes: int) -> DraftTree:
     """Returns a tree without drafts: verifying it is plain decoding.
 
     Args:
-        root_token: `[]` int32, the last emitted token.
+        root_token: `[...]` int32, the last emitted token, of any number of rows.
         num_nodes: The number of nodes, `N`. Static.
 
     Returns:
-        A tree whose nodes after the root are padding.
+        A tree, `[..., N]` fields, whose nodes after the root are padding.
     """
     is_root = jnp.arange(num_nodes) == ROOT
-    return DraftTree(
-        tokens=jnp.where(is_root, root_token, 0).astype(jnp.int32),
-        parents=jnp.full(num_nodes, NO_PARENT, jnp.int32),
-        log_values=jnp.where(is_root, jnp.float32(0), -jnp.inf),
-        is_node=is_root,
-    )
+    is_node = jnp.broadcast_to(is_root, (*root_token.shape, num_nodes))
+    return make_tree(root_token[..., None].astype(jnp.int32), NO_PARENT, 0.0, is_node)
 
 
 def ancestor_mask(parents: jax.Array) -> jax.Array:
