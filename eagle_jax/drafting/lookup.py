@@ -6,6 +6,7 @@ tokens after it are drafted. Several matches make a tree.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -136,10 +137,7 @@ class LookupDrafter:
         self, params: Any, state: LookupState, verified: Verified
     ) -> LookupState:
         """See `Drafter.advance`; tokens of the path past `count` are overwritten."""
-
-        def write(text: jax.Array, path: jax.Array, start: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_update_slice(text, path, (start,))
-
+        write = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
         text = jax.vmap(write)(state.tokens, verified.path_tokens, state.length)
         return LookupState(tokens=text, length=state.length + verified.count)
 

@@ -110,8 +110,7 @@ class TreeDrafter:
     ) -> tuple[DraftTree, Any]:
         """See `Drafter.propose`."""
         if self.depth == 0:
-            grow = functools.partial(trees.root_only, num_nodes=self.num_nodes)
-            return jax.vmap(grow)(root), state
+            return trees.root_only(root, self.num_nodes), state
         output, state = self.model.read(params, state, root)
         return self.grow(params, state, root, output, draws), state
 
@@ -270,13 +269,8 @@ def _grow_static(
         by_node = by_node.at[:, shape.inner].set(joined)
     # A vocabulary smaller than a rank has no such child.
     is_node = log_values > -jnp.inf
-    return DraftTree(
-        tokens=jnp.where(is_node, tokens, 0),
-        parents=jnp.where(is_node, jnp.asarray(shape.parents), trees.NO_PARENT),
-        log_values=log_values,
-        is_node=is_node,
-        draft_logits=by_node,
-    )
+    tree = trees.make_tree(tokens, shape.parents, log_values, is_node)
+    return dataclasses.replace(tree, draft_logits=by_node)
 
 
 def _each(x: jax.Array, num_nodes: int) -> jax.Array:
@@ -287,9 +281,8 @@ def _each(x: jax.Array, num_nodes: int) -> jax.Array:
 def _above(outputs: Any, parents: jax.Array) -> Any:
     """Returns the outputs of nodes' parents, every leaf `[B, M, ...]`.
 
-    Args:
-        outputs: The outputs of a level, whose leaves may stand for all of its nodes.
-        parents: `[B, M]` int32, the parents' places in that level.
+    The parents' places in their level are `[B, M]` int32; a leaf of the level's outputs
+    may stand for all of its nodes.
     """
 
     def take(x: jax.Array) -> jax.Array:
@@ -328,19 +321,10 @@ def _scores(
     """Returns scores that rank the children of nodes; their softmax is a confidence.
 
     They are `kappa * t * s` at temperature `t`, where `s` is the log probability, up to
-    a constant, plus the noise that the target will draw with at the children's
-    position; see `drafting.calibration`.
-
-    Args:
-        logits: `[B, M, W]`, the model's logits at the parents.
-        draws: The draws of the round, with the noise of the tokens that the model
-            knows; without noise, `s` is the log probability.
-        calibration: The calibration, with `kappa` and the sharpness.
-        level: The depth of the children. Static.
-
-    Returns:
-        The scores `[B, M, W]` float32; `-inf` for tokens that the row's filters
-        exclude.
+    a constant, plus the noise, if there is any, that the target will draw with at the
+    children's position; see `drafting.calibration`. Like the model's logits at the
+    parents they are `[B, M, W]` float32, `-inf` for tokens that the row's filters
+    exclude.
     """
     greedy = calibration.greedy.kappa * calibration.greedy.sharpness
     if draws.noise is None:
@@ -371,14 +355,8 @@ def _draft_and_noise(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the logits that nodes' children are drawn from, and Gumbel noise.
 
-    Args:
-        logits: `[B, M, W]`, the model's logits at the nodes.
-        nodes: `[M]` int32, the nodes, which their noise is drawn for.
-        draws: The draws of the round.
-
-    Returns:
-        Two arrays `[B, M, W]` float32: processed logits, and noise, which is 0 in rows
-        of temperature 0.
+    Of nodes `[M]` int32 and the model's logits `[B, M, W]` there. Both results are
+    `[B, M, W]` float32; the noise is 0 in rows of temperature 0.
     """
     logits = process_logits(logits, draws.sampling)
 
