@@ -30,7 +30,8 @@ class DraftModel(Protocol):
     node passes to its children: an EAGLE head's predicted feature, a small model's
     hidden state; it may differ from level to level, and be a pytree of such outputs.
     The model chooses among `W` of the target's `V` tokens, in their order; mostly
-    `W = V`.
+    `W = V`. A class that inherits from this one does what most do where it has no
+    method of its own.
     """
 
     @property
@@ -41,7 +42,7 @@ class DraftModel(Protocol):
     @property
     def max_levels(self) -> int | None:
         """The number of levels it can draft, `None` for any. Static."""
-        ...
+        return None
 
     def init_state(self, batch: int, capacity: int, depth: int) -> Any:
         """Returns an empty state.
@@ -66,7 +67,11 @@ class DraftModel(Protocol):
         count: jax.Array,
     ) -> Any:
         """See `Drafter.advance`; no model runs before the next `read`."""
-        ...
+        new = {"tokens": tokens, "features": features}
+        waiting = {
+            name: new[name].astype(old.dtype) for name, old in _waiting(state).items()
+        }
+        return dataclasses.replace(state, count=count, **waiting)
 
     def read(self, params: Any, state: Any, root: jax.Array) -> tuple[Any, Any]:
         """Reads the tokens that waited, and the root.
@@ -134,7 +139,7 @@ class DraftModel(Protocol):
         Returns:
             The tokens `[...]` int32, in `0 .. V - 1`.
         """
-        ...
+        return choices
 
 
 def target_tokens(offsets: jax.Array | None, choices: jax.Array) -> jax.Array:

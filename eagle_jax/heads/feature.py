@@ -45,10 +45,6 @@ class FeatureHead(Head):
     """
 
     @property
-    def max_levels(self) -> int | None:
-        return None
-
-    @property
     def feature_size(self) -> int:
         """The width of the target's features, `F`."""
         return self.config.layer.hidden_size
@@ -172,21 +168,6 @@ class FeatureHead(Head):
             features=state.features.at[:, 0].set(feature),
             count=jnp.ones(batch, jnp.int32),
         )
-
-    def truncate(self, state: EagleState, length: jax.Array) -> EagleState:
-        """See `Truncating`; the last pair has the feature before the next token."""
-        cache = dataclasses.replace(state.cache, length=length)
-        return dataclasses.replace(state, cache=cache)
-
-    def advance(
-        self,
-        state: EagleState,
-        tokens: jax.Array,
-        features: jax.Array,
-        count: jax.Array,
-    ) -> EagleState:
-        features = features.astype(state.features.dtype)
-        return dataclasses.replace(state, tokens=tokens, features=features, count=count)
 
     def read(
         self, params: HeadParams, state: EagleState, root: jax.Array

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax.checkpoints.export_files import Export
@@ -150,9 +151,10 @@ class Head(DraftModel):
         """
         raise NotImplementedError
 
-    def tokens(self, params: Any, choices: jax.Array) -> jax.Array:
-        """See `DraftModel.tokens`; mostly the vocabulary is the target's."""
-        return choices
+    def truncate(self, state: Any, length: jax.Array) -> Any:
+        """See `Truncating`; what waits is known when the next chunk is read."""
+        cache = dataclasses.replace(state.cache, length=length)
+        return dataclasses.replace(state, cache=cache, count=jnp.zeros_like(length))
 
     def init(self, key: jax.Array, dtype: str = "float32") -> Any:
         """Returns random weights, without tables that the head borrows.

@@ -196,21 +196,6 @@ class BlockHead(StoredBlockHead):
             count=jnp.zeros_like(state.count),
         )
 
-    def truncate(self, state: BlockState, length: jax.Array) -> BlockState:
-        """See `Truncating`."""
-        cache = dataclasses.replace(state.cache, length=length)
-        return dataclasses.replace(state, cache=cache, count=jnp.zeros_like(length))
-
-    def advance(
-        self,
-        state: BlockState,
-        tokens: jax.Array,
-        features: jax.Array,
-        count: jax.Array,
-    ) -> BlockState:
-        features = features.astype(state.features.dtype)
-        return dataclasses.replace(state, features=features, count=count)
-
     def read(
         self, params: HeadParams, state: BlockState, root: jax.Array
     ) -> tuple[BlockOutput, BlockState]:

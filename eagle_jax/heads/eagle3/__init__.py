@@ -78,7 +78,6 @@ class Eagle3HeadParams:
     later_layers: tuple[LayerParams, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Eagle3Head(StoredEagle3Head):
     """An EAGLE-3 head, which reads several features and may know fewer tokens.
 
@@ -89,7 +88,6 @@ class Eagle3Head(StoredEagle3Head):
     name = "eagle3"
     title = "an EAGLE-3 head"
     Config, Settings, Loss = Eagle3HeadConfig, Eagle3Settings, Eagle3Loss
-    config: Eagle3HeadConfig
     loss = eagle3_loss
 
     @classmethod
@@ -172,9 +170,8 @@ class Eagle3Head(StoredEagle3Head):
             offsets = places * config.vocab_size // known - places
             offsets = jnp.asarray(offsets, jnp.int32)
         if config.has_feature_norms:  # Not one array three times: it could be donated.
-            count = config.num_features
-            norms = (jnp.ones(config.feature_size // count, kind) for _ in range(count))
-            norms = tuple(norms)
+            size = config.feature_size // config.num_features
+            norms = tuple(jnp.ones(size, kind) for _ in range(config.num_features))
         if config.has_output_head:
             table = init_matrix(head_key, (width, known), kind)
         first = init_layer(
