@@ -15,7 +15,7 @@ from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.weights import Weights
 from eagle_jax.heads.feature import FeatureHead
 from eagle_jax.heads.head import HeadParams
-from eagle_jax.heads.loss import Batch, Metrics, most_likely, pair_weights
+from eagle_jax.heads.loss import Batch, Metrics, metrics_of, most_likely, pair_weights
 from eagle_jax.heads.settings import LevelLoss, LevelSettings
 from eagle_jax.models.cache import KeyValues
 from eagle_jax.models.layers import AttentionContext
@@ -163,14 +163,8 @@ class PositionHeads(FeatureHead):
             agreements.append(jnp.sum(agrees) / count)
         weights = settings.decay ** jnp.arange(len(losses), dtype=jnp.float32)
         loss = jnp.sum(weights * jnp.stack(losses)) / jnp.sum(weights)
-        return loss, Metrics(
-            loss=loss,
-            feature_loss=jnp.float32(0),
-            token_loss=losses[0],
-            agreement=agreements[0],
-            chain_length=agreements[0],
-            pairs=jnp.sum(pair_weights(batch.rows, "drafted")),
-        )
+        counted = pair_weights(batch.rows, "drafted")
+        return loss, metrics_of(loss, losses[0], agreements[:1], counted)
 
     @property
     def max_levels(self) -> int:

@@ -1,12 +1,13 @@
 """What the losses of all kinds of heads share: their batch, figures and measures."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
+from jax.typing import ArrayLike
 
 from eagle_jax.heads.rows import PackedRows, segment_mask
 from eagle_jax.models.transformer import Tables, unembed
@@ -47,8 +48,8 @@ class Metrics:
             of an EAGLE-1/2 head's levels, and of other kinds the first level's.
         agreement: The share of pairs where head and target have the same most likely
             token, at the chain's first level.
-        chain_length: The drafts of a chain that agree before one does not, see
-            `chain_length`; the agreement itself where there is one level.
+        chain_length: The drafts of a chain that agree before one does not, as
+            expected; the agreement itself where there is one level.
         pairs: The number of pairs that count.
     """
 
@@ -123,13 +124,27 @@ def token_loss(logits: jax.Array, truth: jax.Array, kind: str) -> jax.Array:
     return -jnp.log(jnp.maximum(rate, jnp.finfo(jnp.float32).tiny))
 
 
-def chain_length(agreements: jax.Array) -> jax.Array:
-    """Returns the drafts of a chain that agree before one does not, as expected.
+def metrics_of(
+    loss: jax.Array,
+    token_loss: jax.Array,
+    agreements: Sequence[jax.Array],
+    counted: jax.Array,
+    feature_loss: ArrayLike = 0.0,
+) -> Metrics:
+    """Returns the metrics of a loss; for the losses, float32 scalars, see there.
 
-    Args:
-        agreements: `[levels]` float32, the share of agreeing pairs of each level.
+    Of each level `agreements` hold the share of agreeing pairs, a float32 scalar, and
+    `counted` are the weights `[...]` of the pairs of the first.
     """
-    return jnp.sum(jnp.cumprod(agreements))
+    shares = jnp.stack(agreements)
+    return Metrics(
+        loss=loss,
+        feature_loss=jnp.asarray(feature_loss, jnp.float32),
+        token_loss=token_loss,
+        agreement=shares[0],
+        chain_length=jnp.sum(jnp.cumprod(shares)),
+        pairs=jnp.sum(counted).astype(jnp.float32),
+    )
 
 
 def most_likely(logits: jax.Array) -> jax.Array:

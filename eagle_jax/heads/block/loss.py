@@ -16,7 +16,7 @@ from eagle_jax.config import require
 from eagle_jax.heads.loss import (
     Batch,
     Metrics,
-    chain_length,
+    metrics_of,
     most_likely,
     token_loss,
 )
@@ -123,14 +123,7 @@ def block_loss(
         agreements.append(jnp.sum(counts * agrees) / number)
         first = jnp.sum(counts * learnt) / number if level == 1 else first
     loss = sum(losses) / jnp.maximum(sum(weights), 1.0)
-    return loss, Metrics(
-        loss=loss,
-        feature_loss=jnp.float32(0),
-        token_loss=first,
-        agreement=agreements[0],
-        chain_length=chain_length(jnp.stack(agreements)),
-        pairs=jnp.sum(exists).astype(jnp.float32),
-    )
+    return loss, metrics_of(loss, first, agreements, exists)
 
 
 def choose_anchors(

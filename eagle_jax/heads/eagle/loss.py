@@ -12,7 +12,7 @@ from eagle_jax.heads.feature import FeatureHead
 from eagle_jax.heads.loss import (
     Batch,
     Metrics,
-    chain_length,
+    metrics_of,
     most_likely,
     pair_weights,
     token_loss,
@@ -104,14 +104,8 @@ def eagle_loss(
     loss += settings.token_weight * jnp.sum(of_tokens)
     if settings.top_k_loss:
         loss += settings.top_k_weight * jnp.sum(of_top_k)
-    return loss, Metrics(
-        loss=loss,
-        feature_loss=jnp.sum(of_features),
-        token_loss=jnp.sum(of_tokens),
-        agreement=agreements[0],
-        chain_length=chain_length(agreements),
-        pairs=jnp.sum(pair_weights(rows, settings.mask)),
-    )
+    counted, feature_loss = pair_weights(rows, settings.mask), jnp.sum(of_features)
+    return loss, metrics_of(loss, jnp.sum(of_tokens), agreements, counted, feature_loss)
 
 
 def top_k_loss(logits: jax.Array, truth: jax.Array, k: int) -> jax.Array:

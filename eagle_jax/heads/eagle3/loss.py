@@ -11,7 +11,7 @@ from eagle_jax.heads.feature import FeatureHead
 from eagle_jax.heads.loss import (
     Batch,
     Metrics,
-    chain_length,
+    metrics_of,
     most_likely,
     pair_weights,
     token_loss,
@@ -76,11 +76,5 @@ def eagle3_loss(
         # What the head does not know it cannot draft: such pairs never agree.
         agrees = weights * (most_likely(logits) == label)
         agreements.append(jnp.sum(agrees) / jnp.maximum(jnp.sum(pairs), 1.0))
-    return loss, Metrics(
-        loss=loss,
-        feature_loss=jnp.float32(0),
-        token_loss=losses[0],
-        agreement=agreements[0],
-        chain_length=chain_length(jnp.stack(agreements)),
-        pairs=jnp.sum(pair_weights(rows, settings.mask)),
-    )
+    counted = pair_weights(rows, settings.mask)
+    return loss, metrics_of(loss, losses[0], agreements, counted)
