@@ -16,7 +16,7 @@ from eagle_jax.config import TreeConfig, require
 from eagle_jax.drafting.lookup import LookupDrafter, LookupState
 from eagle_jax.drafting.trees import TreeDrafter
 from eagle_jax.interface import Drafter, Draws, PromptChunk, Verified
-from eagle_jax.tree import NO_PARENT, DraftTree
+from eagle_jax.tree import DraftTree, make_tree
 
 
 @struct.dataclass(kw_only=True)
@@ -164,9 +164,5 @@ def find_tree_drafter(drafter: Drafter | None) -> TreeDrafter | None:
 def _pad_nodes(tree: DraftTree, num_nodes: int) -> DraftTree:
     """Returns trees of `[B, N]` fields with padding up to so many nodes."""
     missing = ((0, 0), (0, num_nodes - tree.tokens.shape[1]))
-    return DraftTree(
-        tokens=jnp.pad(tree.tokens, missing),
-        parents=jnp.pad(tree.parents, missing, constant_values=NO_PARENT),
-        log_values=jnp.pad(tree.log_values, missing, constant_values=-jnp.inf),
-        is_node=jnp.pad(tree.is_node, missing),
-    )
+    padded = jax.tree.map(lambda x: jnp.pad(x, missing), tree)
+    return make_tree(padded.tokens, padded.parents, padded.log_values, padded.is_node)
