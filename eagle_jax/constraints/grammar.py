@@ -69,8 +69,9 @@ except Exception as error:
 """
 
 
+@functools.lru_cache(maxsize=8)
 def compile_grammar(
-    tokenizer: Any, stop_tokens: Sequence[int], vocab_size: int, given: str
+    tokenizer: Any, stop_tokens: tuple[int, ...], vocab_size: int, given: str
 ) -> AutomatonParams:
     """Returns the automaton of the texts that match as a whole.
 
@@ -91,20 +92,13 @@ def compile_grammar(
             keyword that is not supported, the automaton is too large, or the tokenizer
             cannot write its texts.
     """
-    stops = tuple(token for token in stop_tokens if token < vocab_size)
+    stops = [token for token in stop_tokens if token < vocab_size]
     if not stops:
         raise InputError(
             "a text with `regex` or `json_schema` ends with a stop token, but this "
             f"target has none below its vocabulary's size, {vocab_size}; correct "
             "eos_token_id in its config.json"
         )
-    return _compile(tokenizer, stops, vocab_size, given)
-
-
-@functools.lru_cache(maxsize=8)
-def _compile(
-    tokenizer: Any, stops: tuple[int, ...], vocab_size: int, given: str
-) -> AutomatonParams:
     table, is_final = _byte_automaton(given)
     written = token_bytes(tokenizer, vocab_size)
     for token in stops:
@@ -199,7 +193,7 @@ def _over_tokens(
     table: np.ndarray,
     is_final: np.ndarray,
     written: Sequence[bytes | None],
-    stops: Sequence[int],
+    stops: list[int],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the automaton over tokens, see `make_tables`, of `_byte_automaton`."""
     num_states = len(table)
@@ -223,7 +217,7 @@ def _over_tokens(
 
     functions = [functools.reduce(then, one, same) if one else dead for one in written]
     used, class_of = np.unique(functions, return_inverse=True)
-    class_of[list(stops)] = len(used)
+    class_of[stops] = len(used)
     next_state = np.zeros((num_states + 1, len(used) + 1), np.int32)
     next_state[:-1, :-1] = np.stack([columns[number] for number in used], axis=1)
     # Once a text has ended, only its end may be said again.
