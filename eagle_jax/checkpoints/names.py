@@ -5,34 +5,29 @@ from typing import Any
 
 import jax
 
+# These have a weight, and some a bias.
+_MATRICES = {
+    "query": "self_attn.q_proj",
+    "key": "self_attn.k_proj",
+    "value": "self_attn.v_proj",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+    "mlp.router": "mlp.gate",
+    "mlp.experts.gate": "mlp.experts.{{}}.gate_proj",
+    "mlp.experts.up": "mlp.experts.{{}}.up_proj",
+    "mlp.experts.down": "mlp.experts.{{}}.down_proj",
+}
 LAYER = {
+    **{ours: f"{hf}.weight" for ours, hf in _MATRICES.items()},
+    **{f"{ours}_bias": f"{hf}.bias" for ours, hf in _MATRICES.items()},
     "input_norm": "input_layernorm.weight",
-    "query": "self_attn.q_proj.weight",
-    "query_bias": "self_attn.q_proj.bias",
-    "key": "self_attn.k_proj.weight",
-    "key_bias": "self_attn.k_proj.bias",
-    "value": "self_attn.v_proj.weight",
-    "value_bias": "self_attn.v_proj.bias",
     "output": "self_attn.o_proj.weight",
     "out_bias": "self_attn.o_proj.bias",
     "sinks": "self_attn.sinks",
     "mlp_norm": "post_attention_layernorm.weight",
     "query_norm": "self_attn.q_norm.weight",
     "key_norm": "self_attn.k_norm.weight",
-    "mlp.gate": "mlp.gate_proj.weight",
-    "mlp.up": "mlp.up_proj.weight",
-    "mlp.down": "mlp.down_proj.weight",
-    "mlp.gate_bias": "mlp.gate_proj.bias",
-    "mlp.up_bias": "mlp.up_proj.bias",
-    "mlp.down_bias": "mlp.down_proj.bias",
-    "mlp.router": "mlp.gate.weight",
-    "mlp.router_bias": "mlp.gate.bias",
-    "mlp.experts.gate": "mlp.experts.{{}}.gate_proj.weight",
-    "mlp.experts.up": "mlp.experts.{{}}.up_proj.weight",
-    "mlp.experts.down": "mlp.experts.{{}}.down_proj.weight",
-    "mlp.experts.gate_bias": "mlp.experts.{{}}.gate_proj.bias",
-    "mlp.experts.up_bias": "mlp.experts.{{}}.up_proj.bias",
-    "mlp.experts.down_bias": "mlp.experts.{{}}.down_proj.bias",
 }
 """The tensor names of a layer, by path in `LayerParams`.
 
