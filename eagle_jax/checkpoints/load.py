@@ -186,11 +186,13 @@ def read_embedding(folder: Path, dtype: str) -> jax.Array:
     return load_params(files, name, shape, jnp.dtype(dtype))
 
 
-def check_max_length(max_positions: int, max_length: int) -> None:
-    """Refuses lengths that the target has no positions for."""
+def check_max_length(
+    max_positions: int, max_length: int, name: str = "max_length"
+) -> None:
+    """Refuses a length, by its setting's name, beyond the target's positions."""
     if max_length > max_positions:
         raise InputError(
-            f"max_length = {max_length} is more than the target's "
+            f"{name} = {max_length} is more than the target's "
             f"{max_positions} positions (max_position_embeddings)"
         )
 

@@ -91,12 +91,8 @@ def train_head(
     source = open_pair(job.target, None, PairConfig(tree=config.tree, dtype=dtype))
     begun_folder = checkpoints.resolve(job.begin_with) if job.begin_with else None
     head, read = open_beginning(begun_folder, source, config)
-    row_length, most = config.data.row_length, source.sizes.max_positions
-    if row_length > most:
-        raise InputError(
-            f"row_length = {row_length} is more than the target's {most} positions "
-            "(max_position_embeddings)"
-        )
+    most, row_length = source.sizes.max_positions, config.data.row_length
+    checkpoints.check_max_length(most, row_length, "row_length")
     mesh = job.mesh or MeshShape(data=jax.device_count())
     sharding = shard_pair(mesh, source.sizes, batch_size=config.run.batch_size)
     layer = getattr(head.config, "layer", None) or source.sizes.layer
