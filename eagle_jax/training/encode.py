@@ -130,33 +130,12 @@ def check_template(tokenizer: Any) -> None:
         )
 
 
-def encode_prompt(
-    tokenizer: Any, messages: Sequence[Message], where: str = "the conversation"
-) -> EncodedExample:
-    """Encodes a conversation up to where the assistant's next turn begins.
-
-    Args:
-        tokenizer: A tokenizer with a chat template, see `check_template`.
-        messages: The conversation, whose last turn is the user's.
-        where: The conversation's name in errors.
-
-    Returns:
-        The ids that `eagle-jax generate --chat` would decode from, and the mask of
-        the assistant's earlier turns, which may be empty.
-
-    Raises:
-        RefusedError: If the template refuses the conversation, or its assistant turns
-            cannot be told apart.
-    """
-    return _encode_chat(tokenizer, messages, where, is_prompt=True)
-
-
 def _encode(example: Example, tokenizer: Any) -> EncodedExample:
     """Encodes one example, uncut."""
     if example.ids is not None:
         return _sample(example.ids, example.loss_mask)
     if example.messages:
-        return _encode_chat(tokenizer, example.messages, example.where)
+        return encode_chat(tokenizer, example.messages, example.where)
     ids = list(tokenizer(example.text or "", verbose=False).input_ids)
     end = tokenizer.eos_token_id
     if end is not None and ids[-1:] != [end]:
@@ -183,10 +162,22 @@ def _pieces(
     return [_sample(whole.tokens[span], whole.loss_mask[span]) for span in spans]
 
 
-def _encode_chat(
+def encode_chat(
     tokenizer: Any, messages: Sequence[Message], where: str, *, is_prompt: bool = False
 ) -> EncodedExample:
-    """Encodes a conversation, with a mask of what the assistant says."""
+    """Encodes a conversation, with a mask of what the assistant says.
+
+    Args:
+        tokenizer: A tokenizer with a chat template, see `check_template`.
+        messages: The conversation.
+        where: The conversation's name in errors.
+        is_prompt: Whether its last turn is the user's, and the assistant's begins:
+            the ids that `eagle-jax generate --chat` would decode from.
+
+    Raises:
+        RefusedError: If the template refuses the conversation, or its assistant turns
+            cannot be told apart.
+    """
     text, spans = _render(tokenizer, messages, where, is_prompt=is_prompt)
     if spans is None:
         spans = _assistant_spans(tokenizer, messages, text, where)

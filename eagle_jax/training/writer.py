@@ -16,7 +16,7 @@ from eagle_jax.engine import Pair, Text
 from eagle_jax.engine.wording import RefusedError, encode
 from eagle_jax.errors import InputError
 from eagle_jax.training.conversations import Example
-from eagle_jax.training.encode import encode_prompt
+from eagle_jax.training.encode import encode_chat
 from eagle_jax.training.questions import opening
 
 Record = dict[str, Any]
@@ -163,7 +163,9 @@ class Writer:
             if messages[-1]["role"] == "system" and waiting:
                 messages.append(waiting.pop(0))
             try:
-                asked = encode_prompt(self.pair.tokenizer, messages, example.where)
+                asked = encode_chat(
+                    self.pair.tokenizer, messages, example.where, is_prompt=True
+                )
             except RefusedError as error:
                 self.refused.append(str(error))
                 break

@@ -11,8 +11,8 @@ from eagle_jax.training.conversations import Example
 from eagle_jax.training.encode import (
     EncodedExample,
     check_template,
+    encode_chat,
     encode_examples,
-    encode_prompt,
 )
 from tests.helpers import refused
 
@@ -162,7 +162,7 @@ def test_what_generation_is_fed_begins_what_is_trained_on(template: str) -> None
     assert whole.tokens[: len(fed)].tolist() == fed
     assert whole.loss_mask[: len(fed)].sum() == 0
     for end, runs in ((1, 0), (3, 1)):
-        prompt = encode_prompt(tokenizer, CHAT[1:][:end])
+        prompt = encode_chat(tokenizer, CHAT[1:][:end], "it", is_prompt=True)
         assert end > 1 or prompt.tokens.tolist() == fed
         size = len(prompt.tokens)
         np.testing.assert_array_equal(whole.tokens[:size], prompt.tokens)
@@ -313,7 +313,7 @@ def test_conversations_that_the_template_refuses_are_left_out_and_counted(
     )
     assert remedy in encoded.summary()
     with pytest.raises(RefusedError, match=f"line 4: {reason}"):
-        encode_prompt(tokenizer, CHAT[:4], "line 4")
+        encode_chat(tokenizer, CHAT[:4], "line 4", is_prompt=True)
 
 
 @pytest.mark.parametrize(
