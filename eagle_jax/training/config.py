@@ -138,25 +138,20 @@ class TrainConfig:
         return HEADS[self.head.kind]
 
     @classmethod
-    def from_table(
-        cls, table: dict[str, Any], where: str, kind: str | None = None
-    ) -> "TrainConfig":
+    def from_table(cls, table: dict[str, Any], where: str) -> "TrainConfig":
         """See `config.from_table`: the kind of head says what its own tables hold.
 
         Args:
             table: The tables of the settings.
             where: The file that they are from.
-            kind: The kind that is asked for; `None` for the one that the table names.
         """
-        head = table.get("head", {})
-        head = {"kind": kind} | head if kind and isinstance(head, dict) else head
-        named = str(value_at(head, "kind") or cls().head.kind)
+        named = str(value_at(table, "head", "kind") or cls().head.kind)
         require(
             named in HEADS, f"{where} [head]: kind", named, f"of {', '.join(HEADS)}"
         )
         own = HEADS[named]
         types = {"head": own.Settings, "loss": own.Loss}
-        return from_table(cls, table | {"head": head}, where, **types)
+        return from_table(cls, table, where, **types)
 
 
 def new_head(target: TransformerConfig, config: TrainConfig) -> Head:
