@@ -11,7 +11,7 @@ from typing import NamedTuple
 TRIAL = 8
 """The rounds of a trial."""
 
-STRETCH = 64
+STRETCH = 32
 """The most rounds between two choices."""
 
 # What trials may take of all time, and where a text has changed its kind.
@@ -27,6 +27,8 @@ _MARGIN = 1.05
 _BELIEVED = 0.5
 # What a node of each row adds to a round's cost at most: CPUs have 0.14 of a token.
 _STEEP = 0.15
+# The most nodes of all rows together that are begun with.
+_FIRST_NODES = 64
 _MORE_TOKENS = 1.25
 
 
@@ -53,7 +55,7 @@ class Ladder:
     Attributes:
         nodes: The nodes of each, root included, ascending; the first drafts nothing.
         depths: The depth of each.
-        start: The place of the tree that begins.
+        start: The place of the tree that begins, of one row; of many, a smaller one.
     """
 
     nodes: Sequence[int]
@@ -140,11 +142,13 @@ def choose(
     timed = [rows for _, rows in figures.costs]
     # With other rows it was mostly the same.
     nearest = min(timed, key=lambda rows: abs(rows - batch), default=batch)
-    most, batch = (STRETCH if nearest == batch else TRIAL), nearest
+    is_more, most = batch > nearest, STRETCH if nearest == batch else TRIAL
+    batch = nearest
     trees = range(len(ladder.nodes))
     known = [i for i in trees if figures.cost(i, batch) and figures.gain(i)]
     if not known:
-        return ladder.start, TRIAL
+        few = [i for i in trees if ladder.nodes[i] * batch <= _FIRST_NODES]
+        return min(ladder.start, max([1, *few])), TRIAL
     speeds = {i: _speed(figures, i, batch) for i in known}
     best = max(known, key=speeds.__getitem__)
     horizon = left + figures.tokens
@@ -153,7 +157,9 @@ def choose(
         promise = _promise(ladder, figures, tree, batch)
         if promise > _MARGIN * speeds[best]:
             saved = horizon / batch * (1 / speeds[best] - 1 / promise)
-            if _BELIEVED * saved > compile_seconds[tree]:
+            # For more rows the best of before must be compiled, as a smaller one must.
+            spared = compile_seconds[best] if is_more and tree < best else 0.0
+            if _BELIEVED * saved > compile_seconds[tree] - spared:
                 return tree, TRIAL
     share = _CHANGED_SHARE if figures.has_changed else _SHARE
     for tree in sorted(speeds, key=lambda i: figures.yields.get(i, (0.0,))[0]):

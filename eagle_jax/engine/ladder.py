@@ -121,11 +121,8 @@ class Chooser:
                 another one goes on, if there is one.
         """
         if self._left <= 0 or batch != self._batch:
-            figures = self.known.figures = self.known.figures.after(
-                self._tree, self._batch, self._stretch, is_trial=self._most == TRIAL
-            )
-            self._stretch = Stretch()
-            costs = compile_seconds()
+            self._take_in()
+            figures, costs = self.known.figures, compile_seconds()
             tree, self._most = choose(
                 self._ladder, figures, batch, left=left, compile_seconds=costs
             )
@@ -136,12 +133,25 @@ class Chooser:
             self._tree, self._left, self._batch = tree, self._most, batch
         return self._tree, self._left
 
-    def record(self, part: Stretch) -> None:
-        """Takes in what rounds by the last tree took and brought."""
+    def record(self, part: Stretch, *, is_last: bool = False) -> None:
+        """Takes in what rounds by the last tree took and brought.
+
+        Args:
+            part: What they took and brought.
+            is_last: Whether no text runs on: there may be no more rounds.
+        """
         sums: Any = map(operator.add, self._stretch, part)
         self._stretch = Stretch(*sums)
         # A text that ends without a round uses the stretch up all the same.
         self._left -= max(part.rounds, 1)
+        if is_last:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        one, self._stretch = self._stretch, Stretch()
+        self.known.figures = self.known.figures.after(
+            self._tree, self._batch, one, is_trial=self._most == TRIAL
+        )
 
 
 def chooser_of(pair: "Pair", rule: AcceptanceRule) -> Chooser | None:

@@ -7,6 +7,7 @@ import functools
 import inspect
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,7 @@ class Store:
         self._kept: OrderedDict[Hashable, jax.stages.Compiled] = OrderedDict()
         self._lock = threading.Lock()
         self._turns: dict[Hashable, threading.Lock] = {}
+        self._have_run = weakref.WeakSet[jax.stages.Compiled]()
 
     @property
     def compile_seconds(self) -> float:
@@ -90,6 +92,12 @@ class Store:
             self._waited.seconds = self.compile_seconds + seconds
         return program
 
+    def is_first_run(self, program: jax.stages.Compiled) -> bool:
+        """Returns whether a program is run for the first time, which takes longer."""
+        is_first = program not in self._have_run
+        self._have_run.add(program)
+        return is_first
+
     def clear(self) -> None:
         """Drops every program."""
         with self._lock:
@@ -115,6 +123,7 @@ class Programs:
         decoder: The target, the drafter of the largest tree and the acceptance rule.
         rungs: The trees that rounds may draft, the largest last.
         chooser: What chooses among them; `None` where there is one alone.
+        was_first_run: Whether the last program that ran had never run before.
         params: The pair's parameters, with those of the constraint.
     """
 
@@ -145,7 +154,7 @@ class Programs:
         where = tuple(leaf.sharding for leaf in jax.tree.leaves(self.params))
         self._identity = _shapes(self.params), where
         self._store = PROGRAMS
-        self._is_dry = False
+        self._is_dry = self.was_first_run = False
 
     def dry(self) -> "Programs":
         """Returns programs that are compiled, but not run: they return shapes."""
@@ -317,6 +326,7 @@ class Programs:
             _LAST_SECONDS[function] = seconds
         if self._is_dry:
             return program.out_info
+        self.was_first_run = self._store.is_first_run(program)
         return jax.block_until_ready(program(self.params, *arguments))
 
     def _key(

@@ -249,11 +249,7 @@ class Rows:
         texts, programs = self.running.values(), self.programs
         depth = programs.decoder.depth
         self._ensure_slots(max(text.length for text in texts) + depth + 1)
-        longest = max(
-            len(text.prompt_ids) + text.request.max_new_tokens for text in texts
-        )
-        larger = min(longest, self.max_length) + depth + 1
-        if self._num_slots < larger:
+        if self._num_slots < max(map(self._end, texts)) + depth + 1:
             self._has_rounds(num_slots=self._num_slots + 1)
         self._leave_out_free_rows()
         assert self._state is not None
@@ -267,7 +263,8 @@ class Rows:
             else:
                 limits = Limits(np.int32(most), np.int32(most_ended))
                 self._state = programs.decode_until(state, limits, rung)
-        self._seconds += taken[0]
+        if not programs.was_first_run:
+            self._seconds += taken[0]
         self._lost += taken[0] * self._lost_share
         return done
 
@@ -278,7 +275,8 @@ class Rows:
         reasons, lengths, num_rounds = programs.fetch(
             (state.stop_reason, state.lengths, state.num_rounds)
         )
-        self._record(lengths, num_rounds)
+        ends = all(reasons[row] != StopReason.RUNNING for row in running)
+        self._record(lengths, num_rounds, is_last=ends)
         seen = {
             row: text
             for row, text in running.items()
@@ -301,11 +299,7 @@ class Rows:
     def _choose(self, chooser: Chooser, most: int) -> tuple[int, int]:
         """Returns the tree of the next rounds, and the most of them."""
         texts, programs = self.running.values(), self.programs
-        left = sum(
-            min(len(text.prompt_ids) + text.request.max_new_tokens, self.max_length)
-            - text.length
-            for text in texts
-        )
+        left = sum(self._end(text) - text.length for text in texts)
         assert self._state is not None
         rows = self._state.lengths.shape[0]
         costs = functools.partial(programs.compile_seconds, self._state, rows)
@@ -313,6 +307,11 @@ class Rows:
             rows, left, costs, lambda rung: self._has_rounds(rung=rung)
         )
         return rung, min(most, stretch)
+
+    def _end(self, text: Text) -> int:
+        """Returns the most tokens that a text may have, its prompt included."""
+        longest = len(text.prompt_ids) + text.request.max_new_tokens
+        return min(longest, self.max_length)
 
     def _leave_out_free_rows(self) -> None:
         """Lets no rows run after the last that holds a text, as soon as that pays.
@@ -344,7 +343,9 @@ class Rows:
             self._state = state = self.programs.call(moves.put_rows, parked, state)
         return state
 
-    def _record(self, lengths: np.ndarray, num_rounds: np.ndarray) -> None:
+    def _record(
+        self, lengths: np.ndarray, num_rounds: np.ndarray, *, is_last: bool
+    ) -> None:
         """Counts what the last rounds brought the running texts."""
         label, gained, rounds = self.programs.rungs[self._rung].label, 0, [0]
         for row, text in self.running.items():
@@ -356,7 +357,7 @@ class Rows:
         # Beside a compiler rounds take longer.
         if chooser is not None and self._seconds > 0 and not self.ahead.is_busy:
             part = Stretch(max(rounds), sum(rounds), gained, self._seconds)
-            chooser.record(part)
+            chooser.record(part, is_last=is_last)
         self._seconds = 0.0
 
     def free(self, row: int) -> None:

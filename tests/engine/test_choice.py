@@ -115,6 +115,25 @@ def test_nothing_is_compiled_that_gains_less_than_compiling_costs() -> None:
     assert trees == {LADDER.start}
 
 
+@pytest.mark.parametrize(("rows", "first"), [(1, 2), (8, 2), (16, 1), (128, 1)])
+def test_many_rows_begin_with_a_smaller_tree(rows: int, first: int) -> None:
+    """Where rounds begin without drafts they do so with any rows."""
+    for ladder, tree in ((LADDER, first), (PLAIN_LADDER, 0)):
+        assert next(run(on_cpu, lambda _: GOOD, rows, rounds=1, ladder=ladder))[0] == (
+            tree
+        )
+
+
+def test_for_more_rows_a_smaller_tree_that_promises_more_is_compiled() -> None:
+    """Not for fewer rows, nor where the best of before is there already."""
+    figures = Figures().after(2, 8, Stretch(64, 512, 1700, 5.0), is_trial=False)
+    costs = [1000.0] * len(NODES)
+    assert choose(LADDER, figures, 16, left=99, compile_seconds=costs)[0] == 1
+    assert choose(LADDER, figures, 4, left=99, compile_seconds=costs)[0] == 2
+    costs[2] = 0.0
+    assert choose(LADDER, figures, 16, left=99, compile_seconds=costs)[0] == 2
+
+
 def test_drafts_that_are_never_accepted_end_in_plain_decoding() -> None:
     stretches = [*run(on_cpu, lambda _: BAD, 1, rounds=2000, compile_seconds=3.0)]
     assert stretches[-1][0] == 0

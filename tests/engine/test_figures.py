@@ -25,10 +25,10 @@ def test_figures_count_as_much_as_a_stretch_when_they_are_read(tmp_path: Path) -
     found = read_figures(path, LABELS)
     assert found.costs == {
         (0, 1): (10.0, 1.0),
-        (1, 1): (STRETCH, pytest.approx(9.6)),
+        (1, 1): (STRETCH, pytest.approx(0.15 * STRETCH)),
         (1, 8): (20.0, 6.0),
     }
-    assert found.yields == {1: (STRETCH, pytest.approx(128.0))}
+    assert found.yields == {1: (STRETCH, pytest.approx(2.0 * STRETCH))}
     # Trees by their sizes, wherever they stand in the ladder.
     assert read_figures(path, ["60/6/10", "4/3/1"]).costs.keys() == {(1, 1), (1, 8)}
     write_figures(path, LABELS, Figures())

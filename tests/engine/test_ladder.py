@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from eagle_jax import Pair, TreeConfig, assets, load_pair
-from eagle_jax.engine import PairConfig
+from eagle_jax.engine import PairConfig, programs
 from eagle_jax.engine.choice import TRIAL, Stretch
 from eagle_jax.engine.config import AutoTree
 from eagle_jax.engine.ladder import ROOT, Chooser, chooser_of, ladder_of
+from eagle_jax.engine.programs import Store
 from tests.helpers import refused, settings_of
 
 # Random drafts fit badly, which is told once they were judged.
@@ -58,6 +59,7 @@ def test_texts_are_plain_decodings_while_trees_change_at_random(
         return int(rng.integers(3)), int(rng.integers(1, 4))
 
     monkeypatch.setattr(Chooser, "next", draw)
+    pair = dataclasses.replace(pair, kept={})
     found = pair.generate(PROMPTS, batch_size=rows, **settings)
     expected = plain.generate(PROMPTS, batch_size=rows, **settings)
     assert [one.token_ids for one in found] == [one.token_ids for one in expected]
@@ -87,6 +89,21 @@ def test_rounds_that_are_looked_at_are_learnt_from(pair: Pair) -> None:
     chooser = chooser_of(fresh, "greedy")
     assert chooser is not None
     assert chooser.known.figures.costs
+
+
+def test_texts_within_a_stretch_are_learnt_from_but_for_a_first_run(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short texts never get to its end; a program that is new takes longer once."""
+    monkeypatch.setattr(programs, "PROGRAMS", Store())
+    fresh = dataclasses.replace(pair, kept={})
+    for count in range(3):
+        (text,) = fresh.generate(PROMPTS[0], max_new_tokens=9, ignore_eos=True)
+        assert len(text.accept_lengths) <= TRIAL
+        chooser = chooser_of(fresh, "greedy")
+        assert chooser is not None
+        # The first token is the prompt's.
+        assert chooser.known.figures.tokens == 8 * count
 
 
 def test_streams_change_trees_too(pair: Pair, plain: Pair) -> None:
