@@ -63,7 +63,7 @@ def _longest(pair: "Pair", texts: Sequence[Text]) -> int:
     limit = pair.config.max_length
     if limit is not None:
         check_max_length(pair.max_positions, limit)
-    needed = max(len(x.prompt_ids) + x.request.max_new_tokens for x in texts)
+    needed = max(x.longest for x in texts)
     # More slots would cost time for nothing.
     max_length = min(limit or pair.max_positions, needed)
     for text in texts:

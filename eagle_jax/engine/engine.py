@@ -221,10 +221,9 @@ class Engine:
         return self._rows.programs.needs
 
     @property
-    def _free(self) -> list[int]:
-        kept = None if self._reading is None else self._reading.slot
-        texts = enumerate(self._rows.texts)
-        return [row for row, text in texts if text is None and row != kept]
+    def _num_free(self) -> int:
+        """The free rows, but for one of the prompt that is being read."""
+        return self._rows.texts.count(None) - (self._reading is not None)
 
     def _adapt(self) -> None:
         """Takes other programs if no row is busy and the next text needs them."""
@@ -260,19 +259,19 @@ class Engine:
         while left > 0 and (texts := self._next_texts()):
             in_chunks = self._reading is None and self._in_chunks(texts[0])
             if self._rows.running and not self._rows.can_read(
-                texts, self._free[0], in_chunks=in_chunks
+                texts, in_chunks=in_chunks
             ):
                 self._held_up += texts
                 continue
             if in_chunks:
-                self._reading = self._rows.start_reading(texts[0], self._free[0])
+                self._reading = self._rows.start_reading(texts[0])
                 self._waiting.remove(texts[0])
                 self._read_chunk(self._reading)
                 left -= PREFILL_CHUNK
             else:
                 self._is_turn_of_short = False
                 begun = self._rows.read(texts)
-                self._enter(texts, self._free[: len(texts)], begun)
+                self._enter(texts, begun)
                 left -= sum(prefill_tokens(len(text.prompt_ids)) for text in texts)
 
     def _read_at_once(self) -> list[Text]:
@@ -297,12 +296,12 @@ class Engine:
         fitting, parts = self._fitting, self.pair.num_parts
         fitting = [text for text in fitting if text not in self._held_up]
         if self._reading is None and fitting and self._in_chunks(fitting[0]):
-            return [fitting[0]] if self._free else []
+            return [fitting[0]] if self._num_free else []
         short = [text for text in fitting if not _is_long(text)]
         if short and short[0].request.n > 1 and parts == 1:
-            return with_one_prompt(short, len(self._free))
+            return with_one_prompt(short, self._num_free)
         # One prompt for each part of the mesh's data axis.
-        return short[: min(len(self._free), parts)]
+        return short[: min(self._num_free, parts)]
 
     def _in_chunks(self, text: Text) -> bool:
         """Returns whether a prompt is read in chunks: a long one, or what is new."""
@@ -316,17 +315,17 @@ class Engine:
             reading = self._reading = reading.next(programs)
         if not reading.sizes:
             begun = self._rows.finish_reading(reading)
-            self._enter([text], [reading.slot], begun)
+            self._enter([text], begun)
 
-    def _enter(self, texts: list[Text], free: list[int], begun: DecodeState) -> None:
+    def _enter(self, texts: list[Text], begun: DecodeState) -> None:
         """Puts texts that were read into rows, unless their first token ended them."""
         rows, news = self._rows, self._rows.programs.news(begun)
-        for place, (text, slot) in enumerate(zip(texts, free, strict=True)):
+        for place, text in enumerate(texts):
             text.take(news, place)
             if text.has_ended:
                 rows.done.append(text)
             else:
-                rows.enter(text, slot, begun, place)
+                rows.enter(text, begun, place)
             if self._reading is not None and self._reading.text is text:
                 self._reading = None
             else:

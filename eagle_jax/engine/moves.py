@@ -51,20 +51,18 @@ def insert(
     return inspect.unwrap(slots.insert)(begun, state, *places)
 
 
-def take_rows(decoder: Decoder, params: Any, state: Any, *, count: int) -> Any:
-    """Returns a copy of the first rows of a state."""
+def take_rows(decoder: Decoder, params: Any, state: Any, rows: jax.Array) -> Any:
+    """Returns a copy of some rows of a state."""
     del decoder, params
-    return jax.tree.map(lambda leaf: leaf[:count], state)
+    return jax.tree.map(lambda leaf: leaf[rows], state)
 
 
-def put_rows(decoder: Decoder, params: Any, state: Any, firsts: Any) -> Any:
-    """Returns a state with others as its first rows."""
+def put_rows(
+    decoder: Decoder, params: Any, state: Any, others: Any, rows: jax.Array
+) -> Any:
+    """Returns a state with others in the place of some rows."""
     del decoder, params
-
-    def put(whole: jax.Array, part: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice_in_dim(whole, part, 0, axis=0)
-
-    return jax.tree.map(put, state, firsts)
+    return jax.tree.map(lambda leaf, new: leaf.at[rows].set(new), state, others)
 
 
 def grow(

@@ -57,20 +57,18 @@ def every_chunk(bucket: int) -> list[list[int]]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A prompt that is being read in chunks; the row `slot` is kept for its text.
+    """A prompt that is being read in chunks.
 
     Attributes:
         text: The text that begins with it.
         prefix: What is read so far.
         num_slots: The slots of the state that it enters.
-        slot: The row that it enters.
         sizes: The tokens of the chunks that are left.
     """
 
     text: Text
     prefix: PrefillState
     num_slots: int
-    slot: int
     sizes: Sequence[int]
 
     def next(self, programs: Programs) -> Self:

@@ -13,19 +13,10 @@ from eagle_jax.decoding.growth import Limits, bucket_sizes
 from eagle_jax.decoding.requests import Requests, bucket_length, bucket_rows
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import DecodeState, StopReason
-from eagle_jax.engine import moves
+from eagle_jax.engine import moves, prefill
 from eagle_jax.engine.ahead import Ahead
 from eagle_jax.engine.choice import Stretch
 from eagle_jax.engine.ladder import Chooser
-from eagle_jax.engine.prefill import (
-    Reading,
-    chunk_sizes,
-    chunks_of,
-    every_chunk,
-    find_prefix,
-    num_samples,
-    num_slots_for,
-)
 from eagle_jax.engine.programs import Programs
 from eagle_jax.engine.text import Text
 from eagle_jax.models.devices import on_cpu
@@ -70,34 +61,34 @@ class Rows:
         """The texts that are being written, by row."""
         return {row: text for row, text in enumerate(self.texts) if text is not None}
 
-    def can_read(self, texts: Sequence[Text], slot: int, *, in_chunks: bool) -> bool:
+    def can_read(self, texts: Sequence[Text], *, in_chunks: bool) -> bool:
         """Returns whether prompts can enter without a compiler; threads begin if not.
 
         Args:
             texts: What would be read together.
-            slot: The row that the first would enter.
             in_chunks: Whether it is read in chunks, between rounds.
         """
         if not self.compiles_beside:
             return True
         length = len(texts[0].prompt_ids)
         reused = self.find_prefix(texts[0])[1] if in_chunks else 0
-        _, chunks = chunks_of([len(text.prompt_ids) for text in texts])
-        kinds = frozenset(chunk_sizes(length - reused) if in_chunks else chunks)
+        _, chunks = prefill.chunks_of([len(text.prompt_ids) for text in texts])
+        kinds = frozenset(prefill.chunk_sizes(length - reused) if in_chunks else chunks)
         copies = [copy.copy(text) for text in texts]
 
         def read(dry: "Rows") -> None:
             if in_chunks:
-                reading = dry.start_reading(copies[0], slot)
+                reading = dry.start_reading(copies[0])
                 while reading.sizes:
                     reading = reading.next(dry.programs)
                 begun = dry.finish_reading(reading)
             else:
                 begun = dry.read(copies)
-            dry.enter(copies[0], slot, begun, 0)
+            dry.enter(copies[0], begun, 0)
             dry._run(1, 0)
 
-        what = kinds, num_slots_for(texts), reused > 0, len(texts), self._parked is None
+        size, is_parked = prefill.num_slots_for(texts), self._parked is not None
+        what = kinds, size, reused > 0, len(texts), is_parked
         return self.ahead.has(
             (what, self._num_slots),
             lambda: functools.partial(read, self._dry()),
@@ -146,15 +137,15 @@ class Rows:
         parts = self.programs.pair.num_parts
         if text.needs.has_prompt or self._state is None or parts > 1:
             return 0, 0
-        return find_prefix(text.prompt_ids, self._held, self.programs.decoder)
+        return prefill.find_prefix(text.prompt_ids, self._held, self.programs.decoder)
 
     def read_as_all(self, texts: Sequence[Text]) -> None:
         """Reads prompts in one prefill of all rows, which becomes the state itself."""
         programs, batch_size = self.programs, len(self.texts)
-        bucket, chunks = chunks_of([len(text.prompt_ids) for text in texts])
+        bucket, chunks = prefill.chunks_of([len(text.prompt_ids) for text in texts])
         requests = self._requests(texts, batch_size, bucket)
         size = self.cache_sizes(bucket)[0]
-        samples = num_samples(texts, batch_size // programs.pair.num_parts)
+        samples = prefill.num_samples(texts, batch_size // programs.pair.num_parts)
         self.empty(programs, batch_size)
         with programs.timing(texts, "prefill_seconds"):
             more = {"num_slots": size, "num_samples": samples}
@@ -165,12 +156,12 @@ class Rows:
     def warm_up(self, texts: Sequence[Text], *, with_growth: bool) -> None:
         """Compiles what reading texts as all rows needs, see `Engine.warm_up`."""
         dry, batch_size = self._dry(), len(self.texts)
-        bucket, sizes = chunks_of([len(text.prompt_ids) for text in texts])
+        bucket, sizes = prefill.chunks_of([len(text.prompt_ids) for text in texts])
         requests = self._requests(texts, batch_size, bucket)
         first, *larger = self.cache_sizes(bucket)
-        samples = num_samples(texts, batch_size // self.programs.pair.num_parts)
+        samples = prefill.num_samples(texts, batch_size // self.programs.pair.num_parts)
         # Each size that a prompt of this length may need, if all are wanted.
-        for chunks in every_chunk(bucket) if with_growth else [sizes]:
+        for chunks in prefill.every_chunk(bucket) if with_growth else [sizes]:
             more = {"num_slots": first, "num_samples": samples}
             dry._state = dry.programs.prefill(requests, chunks, **more)
         dry.texts[: len(texts)] = texts
@@ -184,9 +175,9 @@ class Rows:
     def read(self, texts: Sequence[Text]) -> DecodeState:
         """Reads short prompts, several if they are equal or one for each part."""
         programs, parts = self.programs, self.programs.pair.num_parts
-        size = self._ensure_slots(num_slots_for(texts))
+        size = self._ensure_slots(prefill.num_slots_for(texts))
         samples = 1 if parts > 1 else len(texts)
-        bucket, chunks = chunks_of([len(text.prompt_ids) for text in texts])
+        bucket, chunks = prefill.chunks_of([len(text.prompt_ids) for text in texts])
         # All that are read in chunks share their programs.
         padded = bucket if [bucket] == chunks else 0
         requests = self._requests(texts, max(parts, len(texts)), padded)
@@ -194,28 +185,29 @@ class Rows:
             more = {"num_slots": size, "num_samples": samples}
             return programs.prefill(requests, chunks, **more)
 
-    def start_reading(self, text: Text, slot: int) -> Reading:
-        """Begins to read a prompt in chunks, for a row that is kept for it."""
+    def start_reading(self, text: Text) -> prefill.Reading:
+        """Begins to read a prompt in chunks."""
         programs = self.programs
+        if self.find_prefix(text)[1]:
+            self._run_all_rows()
         row, length = self.find_prefix(text)
-        num_slots = self._ensure_slots(num_slots_for([text]))
+        num_slots = self._ensure_slots(prefill.num_slots_for([text]))
         requests = self._requests([text], programs.pair.num_parts)
         if length:
-            held = self._run_all_rows(), np.int32(row), np.int32(length)
+            held = self._state, np.int32(row), np.int32(length)
             prefix = programs.call(slots.reuse_prefill, requests, *held, size=1)
         else:
             sizes = {"num_slots": num_slots, "num_samples": 1}
             prefix = programs.call(moves.start, requests, **sizes)
         text.reused = length
-        return Reading(
+        return prefill.Reading(
             text=text,
             prefix=prefix,
             num_slots=num_slots,
-            slot=slot,
-            sizes=chunk_sizes(len(text.prompt_ids) - length),
+            sizes=prefill.chunk_sizes(len(text.prompt_ids) - length),
         )
 
-    def finish_reading(self, reading: Reading) -> DecodeState:
+    def finish_reading(self, reading: prefill.Reading) -> DecodeState:
         """Returns the state of a prompt of which all chunks are read."""
         rows = reading.prefix, reading.prefix.requests
         begun = self.programs.call(moves.finish, rows, num_slots=reading.num_slots)
@@ -224,11 +216,11 @@ class Rows:
             begun = self.programs.call(moves.grow, begun, num_slots=now)
         return begun
 
-    def enter(self, text: Text, slot: int, begun: DecodeState, place: int) -> None:
-        """Puts a text that was read, row `place` of `begun`, into a row."""
-        state = self._state
+    def enter(self, text: Text, begun: DecodeState, place: int) -> None:
+        """Puts a text that was read, row `place` of `begun`, into a free row."""
+        state, slot = self._state, self.texts.index(None)
         if state is None or slot >= state.lengths.shape[0]:
-            state = self._run_all_rows()
+            state, slot = self._run_all_rows(), self.texts.index(None)
         places = np.int32(slot), np.int32(place)
         state = self.programs.call(moves.insert, state, begun, *places)
         self._state, self.texts[slot] = state, text
@@ -249,7 +241,8 @@ class Rows:
         texts, programs = self.running.values(), self.programs
         depth = programs.decoder.depth
         self._ensure_slots(max(text.length for text in texts) + depth + 1)
-        if self._num_slots < max(map(self._end, texts)) + depth + 1:
+        longest = min(max(text.longest for text in texts), self.max_length)
+        if self._num_slots < longest + depth + 1:
             self._has_rounds(num_slots=self._num_slots + 1)
         self._leave_out_free_rows()
         assert self._state is not None
@@ -299,7 +292,7 @@ class Rows:
     def _choose(self, chooser: Chooser, most: int) -> tuple[int, int]:
         """Returns the tree of the next rounds, and the most of them."""
         texts, programs = self.running.values(), self.programs
-        left = sum(self._end(text) - text.length for text in texts)
+        left = sum(min(x.longest, self.max_length) - x.length for x in texts)
         assert self._state is not None
         rows = self._state.lengths.shape[0]
         costs = functools.partial(programs.compile_seconds, self._state, rows)
@@ -308,13 +301,8 @@ class Rows:
         )
         return rung, min(most, stretch)
 
-    def _end(self, text: Text) -> int:
-        """Returns the most tokens that a text may have, its prompt included."""
-        longest = len(text.prompt_ids) + text.request.max_new_tokens
-        return min(longest, self.max_length)
-
     def _leave_out_free_rows(self) -> None:
-        """Lets no rows run after the last that holds a text, as soon as that pays.
+        """Lets few rows run where few hold a text, as soon as that pays.
 
         All rows are parked meanwhile: a later prompt may begin as one that has ended.
         Where a program of so few rows has to be compiled, it is once as much time was
@@ -324,14 +312,19 @@ class Rows:
         if state is None or programs.pair.sharding is not None or not on_cpu():
             return
         now = state.lengths.shape[0]
-        rows = min(bucket_rows(1 + max(self.running)), now)
+        rows = min(bucket_rows(len(self.running)), now)
         self._lost_share = 1 - rows / now
         if rows == now:
             return
         cost = min(programs.compile_seconds(state, rows))
         if self._lost >= cost and (not cost or self._has_rounds(num_rows=rows)):
             self._parked = self._run_all_rows()
-            self._state = programs.call(moves.take_rows, self._parked, count=rows)
+            # Those that run come first.
+            are_free = [text is None for text in self.texts]
+            self._order = np.argsort(are_free, kind="stable")
+            self._reorder(self._order)
+            first = np.int32(self._order[:rows])
+            self._state = programs.call(moves.take_rows, self._parked, first)
             self._lost = self._lost_share = 0.0
 
     def _run_all_rows(self) -> DecodeState:
@@ -340,8 +333,14 @@ class Rows:
         assert state is not None
         if self._parked is not None:
             parked, self._parked = self._parked, None
-            self._state = state = self.programs.call(moves.put_rows, parked, state)
+            here = state, np.int32(self._order[: state.lengths.shape[0]])
+            self._state = state = self.programs.call(moves.put_rows, parked, *here)
+            self._reorder(np.argsort(self._order))
         return state
+
+    def _reorder(self, order: np.ndarray) -> None:
+        self.texts = [self.texts[row] for row in order]
+        self._held = [self._held[row] for row in order]
 
     def _record(
         self, lengths: np.ndarray, num_rounds: np.ndarray, *, is_last: bool

@@ -218,6 +218,11 @@ class Text:
         self._num_read = 0
 
     @property
+    def longest(self) -> int:
+        """The most tokens that its prompt and output may have."""
+        return len(self.prompt_ids) + self.request.max_new_tokens
+
+    @property
     def has_ended(self) -> bool:
         """Whether it is written to its end."""
         return self.stop_reason != StopReason.RUNNING

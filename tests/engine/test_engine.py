@@ -65,9 +65,9 @@ def make_engine(monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
     return make
 
 
-def text_of(queue: Engine, prompt: list[int], seed: int) -> Text:
+def text_of(queue: Engine, prompt: list[int], seed: int, **settings: Any) -> Text:
     """A text whose number is its seed."""
-    request = queue.pair.request(seed=seed)
+    request = queue.pair.request(seed=seed, **settings)
     return queue.pair.text(prompt, request, index=seed)
 
 
@@ -203,6 +203,34 @@ def test_rows_without_texts_are_left_out(
     assert seen[0] == seen[-1] == 1
     assert {*seen} == {1, 2, 4}
     assert texts[4].reused > 0
+
+
+@pytest.mark.parametrize("drafter", [DRAFTER, None], ids=["drafts", "plain"])
+def test_texts_of_the_last_rows_run_among_few_as_those_before_them_end(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, drafter: Any
+) -> None:
+    """And go back to their rows as others come, in whatever order they end."""
+    queue = make_engine(drafter=drafter, batch_size=8, ignore_eos=True, new_tokens=40)
+    monkeypatch.setattr(Programs, "compile_seconds", lambda *_: [0.0])
+    rng, seen = np.random.default_rng(3), set[int]()
+    prompts = prompts_of(*rng.integers(1, 60, 24))
+    lengths = [int(x) for x in rng.choice([2, 6, 14, 40], 24)]
+    texts = [
+        text_of(queue, prompt, seed, max_new_tokens=length)
+        for seed, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
+    ]
+    waiting, rows = [*texts], queue._rows
+    while waiting or not queue.is_idle:
+        for _ in range(min(len(waiting), rng.choice([0, 0, 0, 4, 8]))):
+            queue.add(waiting.pop(0))
+        queue.step(rounds=2)
+        if rows._parked is not None:
+            seen.add(sum(row >= len(rows.running) for row in rows._order[:2]))
+    # Some were the last rows, both, or one beside another.
+    assert seen >= {0, 1, 2}
+    found = [text.token_ids for text in texts]
+    expected = alone(queue, prompts)
+    assert_same_tokens(found, [x[:n] for x, n in zip(expected, lengths, strict=True)])
 
 
 def test_running_rows_go_on_after_every_chunk_of_a_long_prompt(
