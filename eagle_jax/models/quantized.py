@@ -45,6 +45,11 @@ class QuantizedMatrix:
         *stack, rows, columns = self.values.shape
         return *stack, rows * 8 // self.bits, columns
 
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The type of the matrix that it stands for, which is that of the scales."""
+        return self.scales.dtype
+
 
 Matrix = jax.Array | QuantizedMatrix
 """A matrix that `linear` multiplies with."""
