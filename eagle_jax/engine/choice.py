@@ -142,8 +142,8 @@ def choose(
     timed = [rows for _, rows in figures.costs]
     # With other rows it was mostly the same.
     nearest = min(timed, key=lambda rows: abs(rows - batch), default=batch)
-    is_more, most = batch > nearest, STRETCH if nearest == batch else TRIAL
-    batch = nearest
+    most = STRETCH if nearest == batch else TRIAL
+    is_more, batch = batch > nearest, nearest
     trees = range(len(ladder.nodes))
     known = [i for i in trees if figures.cost(i, batch) and figures.gain(i)]
     if not known:

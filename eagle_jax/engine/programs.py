@@ -92,8 +92,8 @@ class Store:
             self._waited.seconds = self.compile_seconds + seconds
         return program
 
-    def is_first_run(self, program: jax.stages.Compiled) -> bool:
-        """Returns whether a program is run for the first time, which takes longer."""
+    def note_run(self, program: jax.stages.Compiled) -> bool:
+        """Notes that a program runs; returns whether for the first time."""
         is_first = program not in self._have_run
         self._have_run.add(program)
         return is_first
@@ -326,7 +326,7 @@ class Programs:
             _LAST_SECONDS[function] = seconds
         if self._is_dry:
             return program.out_info
-        self.was_first_run = self._store.is_first_run(program)
+        self.was_first_run = self._store.note_run(program)
         return jax.block_until_ready(program(self.params, *arguments))
 
     def _key(

@@ -87,10 +87,12 @@ class Rows:
             dry.enter(copies[0], begun, 0)
             dry._run(1, 0)
 
-        size, is_parked = prefill.num_slots_for(texts), self._parked is not None
-        what = kinds, size, reused > 0, len(texts), is_parked
+        assert self._state is not None
+        # Where the rows that run are all busy, others must come back.
+        is_full = len(self.running) == self._state.tokens.shape[0]
+        what = kinds, prefill.num_slots_for(texts), reused > 0, len(texts), is_full
         return self.ahead.has(
-            (what, self._num_slots),
+            (what, self._state.tokens.shape),
             lambda: functools.partial(read, self._dry()),
             is_urgent=True,
         )
@@ -189,7 +191,7 @@ class Rows:
         """Begins to read a prompt in chunks."""
         programs = self.programs
         if self.find_prefix(text)[1]:
-            self._run_all_rows()
+            self._run_all_rows()  # This gives rows other numbers.
         row, length = self.find_prefix(text)
         num_slots = self._ensure_slots(prefill.num_slots_for([text]))
         requests = self._requests([text], programs.pair.num_parts)
