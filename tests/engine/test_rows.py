@@ -90,3 +90,27 @@ def test_texts_of_the_last_rows_run_among_few_as_those_before_them_end(
     found = [text.token_ids for text in texts]
     expected = alone(queue, prompts)
     assert_same_tokens(found, [x[:n] for x, n in zip(expected, lengths, strict=True)])
+
+
+def test_a_prompt_begins_as_a_text_of_a_parked_row(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows have other numbers while few run."""
+    queue = make_engine(batch_size=8, ignore_eos=True, new_tokens=40)
+    monkeypatch.setattr(Programs, "compile_seconds", lambda *_: [0.0])
+    monkeypatch.setattr(reading, "SMALL_CHUNK", 4)
+    prompts = prompts_of(*[12] * 8, 24)
+    # All begin together, and those of the last two rows go on.
+    for seed, length in enumerate([4] * 6 + [40] * 2):
+        queue.add(text_of(queue, prompts[seed], seed, max_new_tokens=length))
+    queue.step(rounds=None, until_one_ends=True)
+    while len(queue._rows.running) > 2 or queue._rows._parked is None:
+        queue.step(rounds=1)
+    order = queue._rows._order.tolist()
+    assert order != sorted(order)
+    longer = prompts[3] + prompts[8]
+    text = text_of(queue, longer, 0)
+    queue.add(text)
+    assert text in [*queue.run()]
+    assert text.reused == 8
+    assert_same_tokens([text.token_ids], alone(queue, [longer]))
