@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 from rich.tree import Tree
 
+from eagle_jax import files
 from eagle_jax.cli.command import (
     Parser,
     run_command,
@@ -27,8 +28,9 @@ _FOLDER = "jax_compilation_cache_dir"
 
 
 @pytest.fixture
-def cache() -> Iterator[None]:
-    """Lets a test change where compiled programs are kept."""
+def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lets a test change where compiled programs, and which trees paid, are kept."""
+    monkeypatch.setattr(files, "_KEPT", [])
     names = (_FOLDER, "jax_persistent_cache_min_compile_time_secs")
     before = {name: getattr(jax.config, name) for name in names}
     jax.config.update(_FOLDER, None)
@@ -64,6 +66,7 @@ def test_compiled_programs_are_kept_where_the_user_has_a_folder(
         monkeypatch.setenv(variable, str(tmp_path))
     keep_compiled_programs()
     kept = getattr(jax.config, _FOLDER)
+    assert files.kept_folder() == (None if kept is None else Path(kept))
     assert kept == (None if folder is None else str(tmp_path / folder))
 
 
