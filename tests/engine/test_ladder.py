@@ -1,6 +1,7 @@
 """Trees that choose themselves: the texts are the same, whatever is chosen."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,26 @@ def test_texts_are_plain_decodings_while_trees_change_at_random(
         assert sum(one.trees.values()) == len(one.accept_lengths)
     labels = set[str]().union(*(one.trees for one in found))
     assert labels == {ROOT, "4/3/1", "6/3/2"}
+
+
+@pytest.mark.parametrize("looked_at", ["keeps_rounds", "is_watched"])
+def test_each_round_drafts_the_tree_that_it_is_told_of(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, looked_at: str
+) -> None:
+    """The text would be the same with any."""
+    turns = itertools.cycle([(0, 2), (1, 2), (2, 2)])
+    monkeypatch.setattr(Chooser, "next", lambda *_: next(turns))
+    fresh = dataclasses.replace(pair, kept={})
+    (text,) = fresh.texts(PROMPTS[0], max_new_tokens=60, ignore_eos=True)
+    setattr(text, looked_at, True)
+    fresh.engine(batch_size=1, max_length=128).write([text])
+    nodes = {ROOT: 1, "4/3/1": 4, "6/3/2": 6}
+    sizes = [nodes[label] for label in text.trees]
+    assert {*sizes} == {1, 4, 6}
+    if text.rounds:
+        assert sizes == [one.tree.tokens.shape[0] for one, _ in text.rounds]
+    brought = zip(text.trees, text.accept_lengths, strict=True)
+    assert {label for label, count in brought if count} == {"4/3/1", "6/3/2"}
 
 
 def test_rounds_that_a_stop_string_cuts_off_are_no_rounds_of_a_tree(pair: Pair) -> None:
