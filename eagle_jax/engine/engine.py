@@ -158,8 +158,8 @@ class Engine:
         Args:
             rounds: The most rounds; `None` for as many as it takes until a row is free
                 for a text that waits or, if none waits, all texts have ended: with a
-                tree of one size one program from their second tokens to their last,
-                otherwise one per stretch of rounds.
+                tree of one size one program from their second tokens to their last
+                (on CPUs until half of them have ended), otherwise one per stretch.
             until_one_ends: Whether a free row ends it although no text waits yet.
 
         Returns:

@@ -17,6 +17,9 @@ from eagle_jax.interface.prefill import PREFILL_CHUNK
 SMALL_CHUNK = 64
 """The tokens of small chunks: as many as keep a CPU's units busy."""
 
+LEAST_CHUNK = 8
+"""The tokens of the least chunks, which take a CPU the time of two."""
+
 _MOST_PADDING = 1 << 14
 
 
@@ -26,13 +29,13 @@ def chunk_sizes(length: int) -> list[int]:
     Few sizes, so few programs; together they are hardly longer than the prompt.
 
     >>> chunk_sizes(250), chunk_sizes(260), chunk_sizes(1000)
-    ([256], [256, 16], [512, 512])
+    ([256], [256, 8], [512, 512])
     """
     small = min(SMALL_CHUNK, PREFILL_CHUNK)
-    rest = length % small
-    left = length - rest + (rest > 0) * (small if rest > small // 4 else small // 4)
+    least, rest = min(LEAST_CHUNK, small), length % small
+    left = length - rest + (small if rest > 2 * least else -(-rest // least) * least)
     sizes: list[int] = []
-    for size in (PREFILL_CHUNK, PREFILL_CHUNK // 2, small, small // 4):
+    for size in (PREFILL_CHUNK, PREFILL_CHUNK // 2, small, least):
         sizes += [size] * (left // size)
         left %= size
     return sizes
@@ -50,7 +53,7 @@ def every_chunk(bucket: int) -> list[list[int]]:
     """Returns chunks of all sizes that prompts of a padded length may need."""
     if bucket <= SMALL_CHUNK:
         return [[bucket]]
-    sizes = (PREFILL_CHUNK, PREFILL_CHUNK // 2, SMALL_CHUNK, SMALL_CHUNK // 4)
+    sizes = (PREFILL_CHUNK, PREFILL_CHUNK // 2, SMALL_CHUNK, LEAST_CHUNK)
     whole = [[bucket]] if bucket in sizes else []
     return [*whole, [size for size in sizes if size < bucket]]
 

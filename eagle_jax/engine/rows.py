@@ -1,8 +1,8 @@
 """The rows of a running batch, which texts enter and leave."""
 
+import collections
 import copy
 import functools
-import math
 from collections.abc import Hashable, Sequence
 
 import jax
@@ -50,9 +50,12 @@ class Rows:
         self.ahead = Ahead()
         # The tree of the last rounds, and their time that no figures have yet.
         self._rung, self._seconds = -1, 0.0
-        # All rows, while fewer run; and the time that free rows took.
+        # All rows, while fewer run; whether they may, and how many would do.
         self._parked: DecodeState | None = None
-        self._lost = self._lost_share = 0.0
+        self._may_be_few = programs.pair.sharding is None and on_cpu()
+        self._enough = batch_size
+        # What rows too many took, by those that would do, of all engines of a pair.
+        self._lost = programs.pair.kept.setdefault(Rows, collections.Counter())
         # What each row holds, the texts that have ended included.
         self._held: list[list[int]] = [[] for _ in self.texts]
 
@@ -117,7 +120,8 @@ class Rows:
         """Runs a round with more slots, by another tree, or of so few rows."""
         self._ensure_slots(num_slots)
         self._rung = self._rung if rung is None else rung
-        self._lost = math.inf if num_rows else 0.0
+        if num_rows:
+            self._take_few(num_rows)
         self._run(1, 0)
 
     def _dry(self) -> "Rows":
@@ -201,12 +205,10 @@ class Rows:
         else:
             sizes = {"num_slots": num_slots, "num_samples": 1}
             prefix = programs.call(moves.start, requests, **sizes)
-        text.reused = length
+        text.reused, left = length, len(text.prompt_ids) - length
+        chunks = prefill.chunk_sizes(left)
         return prefill.Reading(
-            text=text,
-            prefix=prefix,
-            num_slots=num_slots,
-            sizes=prefill.chunk_sizes(len(text.prompt_ids) - length),
+            text=text, prefix=prefix, num_slots=num_slots, sizes=chunks
         )
 
     def finish_reading(self, reading: prefill.Reading) -> DecodeState:
@@ -229,9 +231,13 @@ class Rows:
         self._held[slot] = text.prompt_ids
 
     def write(self, rounds: int | None, *, until_one_ends: bool) -> None:
-        """Runs rounds, `None` for any number, until one text or all have ended."""
-        programs = self.programs
-        most_ended = 0 if until_one_ends else _UNLIMITED
+        """Runs rounds, `None` for any number, until one text or all have ended.
+
+        Where few rows may run it ends once half as many would do.
+        """
+        programs, running = self.programs, len(self.running)
+        half = bucket_rows(running) // 2 if self._may_be_few else -1
+        most_ended = 0 if until_one_ends else running - half - 1
         with programs.timing([*self.running.values()], "decode_seconds") as taken:
             done = self._run(rounds or _UNLIMITED, most_ended)
         for row, one in programs.rounds(done).items() if done is not None else ():
@@ -260,7 +266,8 @@ class Rows:
                 self._state = programs.decode_until(state, limits, rung)
         if not programs.was_first_run:
             self._seconds += taken[0]
-        self._lost += taken[0] * self._lost_share
+        rows = self._state.lengths.shape[0]
+        self._lost[self._enough] += taken[0] * (1 - self._enough / rows)
         return done
 
     def look(self) -> None:
@@ -304,30 +311,27 @@ class Rows:
         return rung, min(most, stretch)
 
     def _leave_out_free_rows(self) -> None:
-        """Lets few rows run where few hold a text, as soon as that pays.
+        """Lets few rows run where few hold a text, once that pays for their program."""
+        assert self._state is not None
+        now = self._state.lengths.shape[0]
+        rows = self._enough = min(bucket_rows(len(self.running)), now)
+        if rows == now or not self._may_be_few:
+            return
+        cost = min(self.programs.compile_seconds(self._state, rows))
+        pays = self._lost[rows] >= cost
+        if pays and (not cost or self._has_rounds(num_rows=rows)):
+            self._take_few(rows)
+            self._lost[rows] -= cost
 
-        All rows are parked meanwhile: a later prompt may begin as one that has ended.
-        Where a program of so few rows has to be compiled, it is once as much time was
-        lost without it.
-        """
-        state, programs = self._state, self.programs
-        if state is None or programs.pair.sharding is not None or not on_cpu():
-            return
-        now = state.lengths.shape[0]
-        rows = min(bucket_rows(len(self.running)), now)
-        self._lost_share = 1 - rows / now
-        if rows == now:
-            return
-        cost = min(programs.compile_seconds(state, rows))
-        if self._lost >= cost and (not cost or self._has_rounds(num_rows=rows)):
-            self._parked = self._run_all_rows()
-            # Those that run come first.
-            are_free = [text is None for text in self.texts]
-            self._order = np.argsort(are_free, kind="stable")
-            self._reorder(self._order)
-            first = np.int32(self._order[:rows])
-            self._state = programs.call(moves.take_rows, self._parked, first)
-            self._lost = self._lost_share = 0.0
+    def _take_few(self, rows: int) -> None:
+        """Parks all rows, as a later prompt may begin as one of them; so many run."""
+        self._parked = self._run_all_rows()
+        # Those that run come first.
+        are_free = [text is None for text in self.texts]
+        self._order = np.argsort(are_free, kind="stable")
+        self._reorder(self._order)
+        first = np.int32(self._order[:rows])
+        self._state = self.programs.call(moves.take_rows, self._parked, first)
 
     def _run_all_rows(self) -> DecodeState:
         """Puts the rows that run back among the others; returns all."""
@@ -368,11 +372,7 @@ class Rows:
         self.texts[row] = None
 
     def cache_sizes(self, prompt: int) -> list[int]:
-        """Returns the slots that caches have one after the other, see `bucket_sizes`.
-
-        Args:
-            prompt: The tokens of the padded prompts that are read into the first.
-        """
+        """See `bucket_sizes`; `prompt` has the tokens that are read into the first."""
         depth = self.programs.decoder.depth
         return bucket_sizes(self.max_length, prompt=prompt, depth=depth)
 

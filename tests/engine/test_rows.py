@@ -1,5 +1,6 @@
 """Few rows run where few hold a text; the others come back as they were."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -7,10 +8,12 @@ import pytest
 
 from eagle_jax.engine import prefill as reading
 from eagle_jax.engine.programs import Programs
+from eagle_jax.engine.rows import Rows
 from eagle_jax.testing import assert_same_tokens
 from tests.engine.test_engine import (
     DRAFTER,
     MakeEngine,
+    again,
     alone,
     make_engine,
     prompts_of,
@@ -90,6 +93,36 @@ def test_texts_of_the_last_rows_run_among_few_as_those_before_them_end(
     found = [text.token_ids for text in texts]
     expected = alone(queue, prompts)
     assert_same_tokens(found, [x[:n] for x, n in zip(expected, lengths, strict=True)])
+
+
+def test_short_calls_pay_together_for_programs_of_few_rows(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each runs two rows for one text at its end, which none alone would pay for."""
+    queue, call = make_engine(batch_size=2, ignore_eos=True), Programs.call
+    cost, seen = [math.inf], set[int]()
+
+    def noted(
+        programs: Programs, function: Any, rows: Any, *rest: Any, **how: Any
+    ) -> Any:
+        if function.__name__ == "decode_until":
+            seen.add(len(rows.lengths))
+        return call(programs, function, rows, *rest, **how)
+
+    monkeypatch.setattr(Programs, "call", noted)
+    monkeypatch.setattr(Programs, "compile_seconds", lambda *_: cost)
+
+    def rows_of_a_call() -> set[int]:
+        seen.clear()
+        lengths = enumerate((4, 30))
+        texts = [text_of(queue, [5, 6], seed, max_new_tokens=n) for seed, n in lengths]
+        again(queue).write(texts)
+        return {*seen}
+
+    assert rows_of_a_call() == {2}
+    cost[0] = queue.pair.kept[Rows][1]
+    assert cost[0] > 0
+    assert rows_of_a_call() == {1, 2}
 
 
 def test_a_prompt_begins_as_a_text_of_a_parked_row(
