@@ -266,7 +266,7 @@ class Rows:
                 self._state = programs.decode_until(state, limits, rung)
         if not programs.was_first_run:
             self._seconds += taken[0]
-        rows = self._state.lengths.shape[0]
+        rows = state.lengths.shape[0]
         self._lost[self._enough] += taken[0] * (1 - self._enough / rows)
         return done
 
