@@ -128,7 +128,8 @@ class Rows:
         """Returns rows of shapes alone, which compile and run nothing."""
         dry = copy.copy(self)
         dry.programs, dry.compiles_beside = self.programs.dry(), False
-        dry.ahead = Ahead()
+        # It takes few rows if their program is there, and pays for none.
+        dry.ahead, dry._lost = Ahead(), collections.Counter()
         dry.texts, dry._held = [*self.texts], [*self._held]
         states = self._state, self._parked
         dry._state, dry._parked = jax.eval_shape(lambda: states)
@@ -155,8 +156,7 @@ class Rows:
         self.empty(programs, batch_size)
         with programs.timing(texts, "prefill_seconds"):
             more = {"num_slots": size, "num_samples": samples}
-            state = programs.prefill(requests, chunks, **more)
-        self._state = state
+            self._state = programs.prefill(requests, chunks, **more)
         self.texts[: len(texts)] = texts
 
     def warm_up(self, texts: Sequence[Text], *, with_growth: bool) -> None:
@@ -205,8 +205,8 @@ class Rows:
         else:
             sizes = {"num_slots": num_slots, "num_samples": 1}
             prefix = programs.call(moves.start, requests, **sizes)
-        text.reused, left = length, len(text.prompt_ids) - length
-        chunks = prefill.chunk_sizes(left)
+        text.reused = length
+        chunks = prefill.chunk_sizes(len(text.prompt_ids) - length)
         return prefill.Reading(
             text=text, prefix=prefix, num_slots=num_slots, sizes=chunks
         )
@@ -233,11 +233,11 @@ class Rows:
     def write(self, rounds: int | None, *, until_one_ends: bool) -> None:
         """Runs rounds, `None` for any number, until one text or all have ended.
 
-        Where few rows may run it ends once half as many would do.
+        Few rows may run once half as many would do, so it returns then.
         """
         programs, running = self.programs, len(self.running)
-        half = bucket_rows(running) // 2 if self._may_be_few else -1
-        most_ended = 0 if until_one_ends else running - half - 1
+        half = running - bucket_rows(running) // 2 - 1 if self._may_be_few else running
+        most_ended = 0 if until_one_ends else half
         with programs.timing([*self.running.values()], "decode_seconds") as taken:
             done = self._run(rounds or _UNLIMITED, most_ended)
         for row, one in programs.rounds(done).items() if done is not None else ():

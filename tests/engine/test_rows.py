@@ -23,14 +23,9 @@ from tests.engine.test_engine import (
 __all__ = ["make_engine"]
 
 
-@pytest.mark.parametrize("drafter", [DRAFTER, None], ids=["drafts", "plain"])
-def test_rows_without_texts_are_left_out(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, drafter: Any
-) -> None:
-    """Texts come and go, caches grow, and one begins as a text that has ended did."""
-    queue, seen, call = make_engine(drafter=drafter, batch_size=8), [], Programs.call
-    prompts = [*prompts_of(3, 5, 2, 40), *prompts_of(40)]
-    prompts[4] = prompts[3] + prompts[4][:9]
+def noted_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that gets the rows of each program of rounds that runs."""
+    seen, call = list[int](), Programs.call
 
     def noted(
         programs: Programs, function: Any, rows: Any, *rest: Any, **how: Any
@@ -40,6 +35,18 @@ def test_rows_without_texts_are_left_out(
         return call(programs, function, rows, *rest, **how)
 
     monkeypatch.setattr(Programs, "call", noted)
+    return seen
+
+
+@pytest.mark.parametrize("drafter", [DRAFTER, None], ids=["drafts", "plain"])
+def test_rows_without_texts_are_left_out(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, drafter: Any
+) -> None:
+    """Texts come and go, caches grow, and one begins as a text that has ended did."""
+    queue, call = make_engine(drafter=drafter, batch_size=8), Programs.call
+    prompts = [*prompts_of(3, 5, 2, 40), *prompts_of(40)]
+    prompts[4] = prompts[3] + prompts[4][:9]
+    seen = noted_rows(monkeypatch)
     monkeypatch.setattr(reading, "SMALL_CHUNK", 4)
     # What compiling takes is nothing here.
     monkeypatch.setattr(Programs, "compile_seconds", lambda *_: [0.0])
@@ -99,17 +106,8 @@ def test_short_calls_pay_together_for_programs_of_few_rows(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each runs two rows for one text at its end, which none alone would pay for."""
-    queue, call = make_engine(batch_size=2, ignore_eos=True), Programs.call
-    cost, seen = [math.inf], set[int]()
-
-    def noted(
-        programs: Programs, function: Any, rows: Any, *rest: Any, **how: Any
-    ) -> Any:
-        if function.__name__ == "decode_until":
-            seen.add(len(rows.lengths))
-        return call(programs, function, rows, *rest, **how)
-
-    monkeypatch.setattr(Programs, "call", noted)
+    queue, cost = make_engine(batch_size=2, ignore_eos=True), [math.inf]
+    seen = noted_rows(monkeypatch)
     monkeypatch.setattr(Programs, "compile_seconds", lambda *_: cost)
 
     def rows_of_a_call() -> set[int]:
@@ -123,6 +121,21 @@ def test_short_calls_pay_together_for_programs_of_few_rows(
     cost[0] = queue.pair.kept[Rows][1]
     assert cost[0] > 0
     assert rows_of_a_call() == {1, 2}
+
+
+def test_what_compiles_ahead_spends_nothing_of_what_was_lost(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would compile few rows where more of them are about to run."""
+    queue = make_engine(batch_size=2, ignore_eos=True)
+    queue.add(text_of(queue, [5, 6], 0))
+    queue.step(rounds=2)
+    monkeypatch.setattr(Programs, "compile_seconds", lambda *_: [1.0])
+    queue.pair.kept[Rows][1] = 100.0
+    dry = queue._rows._dry()
+    dry._run(1, 0)
+    assert dry._parked is None
+    assert queue.pair.kept[Rows][1] == 100
 
 
 def test_a_prompt_begins_as_a_text_of_a_parked_row(
