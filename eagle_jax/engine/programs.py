@@ -108,7 +108,10 @@ _KEEPING = (slots.reuse_prefill, moves.take_rows)
 """The functions whose first argument is used again."""
 
 _LAST_SECONDS: dict[Any, float] = {}
-"""What the last program of each function took to compile, in seconds."""
+"""What the last program of each function took to compile, in seconds, with a tree."""
+
+_ROOT_SHARE = 0.6
+"""What a program takes to compile that drafts nothing, of the time with a tree."""
 
 PROGRAMS = Store()
 """The programs of the process: one limit for all its pairs."""
@@ -230,13 +233,9 @@ class Programs:
         self, state: DecodeState, limits: Limits, rung: int
     ) -> DecodeState:
         """See `speculative.decode_until`; the state is donated."""
-        run = speculative.decode_until
-        return self.call(run, state, limits, rung=rung, **self._room)
-
-    @property
-    def _room(self) -> dict[str, int]:
         # After a smaller tree the drafter reads as much as after the largest.
-        return {"depth": self.decoder.depth}
+        run, depth = speculative.decode_until, self.decoder.depth
+        return self.call(run, state, limits, rung=rung, depth=depth)
 
     def compile_seconds(self, state: DecodeState, rows: int) -> list[float]:
         """Returns what the loop of each tree would take to compile, 0 if it is there.
@@ -250,12 +249,13 @@ class Programs:
         count = len(jax.tree.leaves(state))
         of_state = [one.update(shape=(rows, *one.shape[1:])) for one in types[:count]]
         shapes = structure, (*of_state, *types[count:])
-        keys = [
-            self._key(speculative.decode_until, self._room, one, shapes)
-            for one in self._decoders
+        run, static = speculative.decode_until, {"depth": self.decoder.depth}
+        keys = [self._key(run, static, one, shapes) for one in self._decoders]
+        last = _LAST_SECONDS.get(run, 1.0)
+        return [
+            0.0 if self._store.has(key) else last * _compile_share(one)
+            for key, one in zip(keys, self._decoders, strict=True)
         ]
-        last = _LAST_SECONDS.get(speculative.decode_until, 1.0)
-        return [0.0 if self._store.has(key) else last for key in keys]
 
     def rounds(self, done: Round) -> dict[int, Round]:
         """Returns a round of the rows that were running, without the batch's axis."""
@@ -323,7 +323,7 @@ class Programs:
             ),
         )
         if seconds := self._store.compile_seconds - before:
-            _LAST_SECONDS[function] = seconds
+            _LAST_SECONDS[function] = seconds / _compile_share(decoder)
         if self._is_dry:
             return program.out_info
         self.was_first_run = self._store.note_run(program)
@@ -354,6 +354,10 @@ class Programs:
                 return jax.lax.with_sharding_constraint(found, shardings)
 
         return jax.jit(run, donate_argnums=(1,) if donates else ())
+
+
+def _compile_share(decoder: Decoder) -> float:
+    return 1.0 if decoder.depth else _ROOT_SHARE
 
 
 def _shapes(arrays: Any) -> tuple[Any, tuple[Any, ...]]:

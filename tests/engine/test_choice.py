@@ -134,6 +134,29 @@ def test_for_more_rows_a_smaller_tree_that_promises_more_is_compiled() -> None:
     assert choose(LADDER, figures, 16, left=99, compile_seconds=costs)[0] == 2
 
 
+@pytest.mark.parametrize(("rows", "tree"), [(1, 2), (16, 1)])
+def test_of_several_texts_few_wait_for_others_where_trees_are_as_quick(
+    rows: int, tree: int
+) -> None:
+    """A deeper tree that is quicker by a twentieth is taken for one text alone."""
+    figures = Figures()
+    for place, tokens, seconds in ((1, 3.0, 0.1), (2, 6.3, 0.2)):
+        one = Stretch(100, 100, round(100 * tokens), 100 * seconds)
+        figures = figures.after(place, rows, one, is_trial=True)
+    costs = [1e6, 0.0, 0.0, 1e6, 1e6]
+    assert choose(LADDER, figures, rows, left=99, compile_seconds=costs)[0] == tree
+
+
+@pytest.mark.parametrize(("compiling", "tree"), [(4.0, 0), (6.0, 1)])
+def test_within_one_text_plain_decoding_is_compiled_where_it_surely_pays(
+    compiling: float, tree: int
+) -> None:
+    """What the root alone brings is known; of 100 tokens it may save 6.4 seconds."""
+    figures = Figures().after(1, 1, Stretch(8, 8, 8, 0.8), is_trial=False)
+    costs = [compiling, 0.0, compiling, compiling, compiling]
+    assert choose(LADDER, figures, 1, left=92, compile_seconds=costs)[0] == tree
+
+
 def test_drafts_that_are_never_accepted_end_in_plain_decoding() -> None:
     stretches = [*run(on_cpu, lambda _: BAD, 1, rounds=2000, compile_seconds=3.0)]
     assert stretches[-1][0] == 0

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from eagle_jax import Pair, TreeConfig, assets, load_pair
+from eagle_jax.decoding.speculative import decode_until
 from eagle_jax.engine import PairConfig, programs
 from eagle_jax.engine.choice import TRIAL, Stretch
 from eagle_jax.engine.config import AutoTree
 from eagle_jax.engine.ladder import ROOT, Chooser, chooser_of, ladder_of
-from eagle_jax.engine.programs import Store
+from eagle_jax.engine.programs import Programs, Store
 from tests.helpers import refused, settings_of
 
 # Random drafts fit badly, which is told once they were judged.
@@ -125,6 +126,33 @@ def test_texts_within_a_stretch_are_learnt_from_but_for_a_first_run(
         assert chooser is not None
         # The first token is the prompt's.
         assert chooser.known.figures.tokens == 8 * count
+
+
+def test_the_root_alone_is_expected_to_compile_sooner(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, bind, seen = 0.0, Programs._bind, list[list[float]]()
+
+    def slow(*arguments: Any) -> Any:
+        nonlocal now
+        now += 6.0
+        return bind(*arguments)
+
+    def draw(_: Chooser, batch: int, left: int, costs: Any, *has: Any) -> Any:
+        seen.append(costs())
+        return len(seen) - 1, 1
+
+    monkeypatch.setattr(programs, "PROGRAMS", Store())
+    monkeypatch.setattr(programs, "_LAST_SECONDS", {decode_until: 5.0})
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    monkeypatch.setattr(Programs, "_bind", slow)
+    monkeypatch.setattr(Chooser, "next", draw)
+    fresh = dataclasses.replace(pair, kept={})
+    engine = fresh.engine(batch_size=1, max_length=128)
+    engine.add(*fresh.texts(PROMPTS[0], max_new_tokens=60, ignore_eos=True))
+    for _ in range(3):
+        engine.step()
+    assert seen == [[3.0, 5.0, 5.0], [0.0, 10.0, 10.0], [0.0, 0.0, 6.0]]
 
 
 def test_streams_change_trees_too(pair: Pair, plain: Pair) -> None:

@@ -106,9 +106,9 @@ def test_short_calls_pay_together_for_programs_of_few_rows(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each runs two rows for one text at its end, which none alone would pay for."""
-    queue, cost = make_engine(batch_size=2, ignore_eos=True), [math.inf]
+    queue, costs = make_engine(batch_size=2, ignore_eos=True), [math.inf]
     seen = noted_rows(monkeypatch)
-    monkeypatch.setattr(Programs, "compile_seconds", lambda *_: cost)
+    monkeypatch.setattr(Programs, "compile_seconds", lambda *_: costs)
 
     def rows_of_a_call() -> set[int]:
         seen.clear()
@@ -118,8 +118,12 @@ def test_short_calls_pay_together_for_programs_of_few_rows(
         return {*seen}
 
     assert rows_of_a_call() == {2}
-    cost[0] = queue.pair.kept[Rows][1]
-    assert cost[0] > 0
+    lost = queue.pair.kept[Rows][1]
+    assert lost > 0
+    # Another tree's program would pay, but it is not what runs.
+    costs[:] = [lost, 1000 * lost]
+    assert rows_of_a_call() == {2}
+    costs[:] = [lost]
     assert rows_of_a_call() == {1, 2}
 
 
