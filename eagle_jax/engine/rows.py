@@ -317,8 +317,7 @@ class Rows:
         rows = self._enough = min(bucket_rows(len(self.running)), now)
         if rows == now or not self._may_be_few:
             return
-        costs = self.programs.compile_seconds(self._state, rows)
-        cost = min(costs) and costs[self._rung]
+        cost = self.programs.compile_seconds(self._state, rows)[self._rung]
         if self._lost[rows] >= cost and (not cost or self._has_rounds(num_rows=rows)):
             self._take_few(rows)
             self._lost[rows] -= cost
