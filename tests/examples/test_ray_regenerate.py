@@ -12,8 +12,8 @@ from eagle_jax import assets
 from eagle_jax.cli import regenerate
 
 pytest.importorskip("ray", reason="needs the extra `examples`")
-# Ray's own threads and sockets warn of much.
-pytestmark = pytest.mark.filterwarnings("default")
+# Ray warns of its own threads, sockets and settings.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def lines(path: Path) -> list[str]:

@@ -94,7 +94,7 @@ def test_blocks_and_their_trees_are_those_of_plain_pytorch(
             # As if the root stood before every level.
             found = model.logits(pair.params.drafter, output, level=level + 1)
             expected = rows[first + level] + judged_blocks.markov(state, root)
-            np.testing.assert_allclose(found[0], expected, atol=1e-5)
+            np.testing.assert_allclose(found[0], expected, rtol=1e-5, atol=1e-5)
         held, done = speculative.decode_round(decoder, pair.params, held)
         drafted = jax.tree.map(lambda x: np.asarray(x)[0], done.tree)
         paths: list[tuple[int, ...]] = [()]
