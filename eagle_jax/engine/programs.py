@@ -108,10 +108,10 @@ _KEEPING = (slots.reuse_prefill, moves.take_rows)
 """The functions whose first argument is used again."""
 
 _LAST_SECONDS: dict[Any, float] = {}
-"""What the last program of each function took to compile, in seconds, with a tree."""
+"""What the last program of each function took to compile, or would with a tree."""
 
 _ROOT_SHARE = 0.6
-"""What a program takes to compile that drafts nothing, of the time with a tree."""
+"""What a program that drafts nothing takes to compile, of the time with a tree."""
 
 PROGRAMS = Store()
 """The programs of the process: one limit for all its pairs."""

@@ -147,6 +147,17 @@ def test_of_several_texts_few_wait_for_others_where_trees_are_as_quick(
     assert choose(LADDER, figures, rows, left=99, compile_seconds=costs)[0] == tree
 
 
+@pytest.mark.parametrize(("cost", "tree"), [(0.22, 1), (0.21, 2)])
+def test_no_trial_of_a_tree_that_loses_though_every_draft_were_accepted(
+    cost: float, tree: int
+) -> None:
+    """Waiting reckoned with, it could bring 7 tokens where the other brings 3."""
+    figures = Figures().after(2, 16, Stretch(8, 8, 8, 8 * cost), is_trial=True)
+    figures = figures.after(1, 16, Stretch(9000, 9000, 27000, 900.0), is_trial=False)
+    costs = [1e6, 0.0, 0.0, 1e6, 1e6]
+    assert choose(LADDER, figures, 16, left=99, compile_seconds=costs)[0] == tree
+
+
 @pytest.mark.parametrize(("compiling", "tree"), [(4.0, 0), (6.0, 1)])
 def test_within_one_text_plain_decoding_is_compiled_where_it_surely_pays(
     compiling: float, tree: int

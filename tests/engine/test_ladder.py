@@ -14,7 +14,8 @@ from eagle_jax.engine import PairConfig, programs
 from eagle_jax.engine.choice import TRIAL, Stretch
 from eagle_jax.engine.config import AutoTree
 from eagle_jax.engine.ladder import ROOT, Chooser, chooser_of, ladder_of
-from eagle_jax.engine.programs import Programs, Store
+from eagle_jax.engine.programs import Store
+from tests.engine.test_programs import let_compiling_take
 from tests.helpers import refused, settings_of
 
 # Random drafts fit badly, which is told once they were judged.
@@ -131,12 +132,7 @@ def test_texts_within_a_stretch_are_learnt_from_but_for_a_first_run(
 def test_the_root_alone_is_expected_to_compile_sooner(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, bind, seen = 0.0, Programs._bind, list[list[float]]()
-
-    def slow(*arguments: Any) -> Any:
-        nonlocal now
-        now += 6.0
-        return bind(*arguments)
+    seen: list[list[float]] = []
 
     def draw(_: Chooser, batch: int, left: int, costs: Any, *has: Any) -> Any:
         seen.append(costs())
@@ -144,9 +140,8 @@ def test_the_root_alone_is_expected_to_compile_sooner(
 
     monkeypatch.setattr(programs, "PROGRAMS", Store())
     monkeypatch.setattr(programs, "_LAST_SECONDS", {decode_until: 5.0})
-    monkeypatch.setattr("time.perf_counter", lambda: now)
-    monkeypatch.setattr(Programs, "_bind", slow)
     monkeypatch.setattr(Chooser, "next", draw)
+    let_compiling_take(6.0, monkeypatch)
     fresh = dataclasses.replace(pair, kept={})
     engine = fresh.engine(batch_size=1, max_length=128)
     engine.add(*fresh.texts(PROMPTS[0], max_new_tokens=60, ignore_eos=True))

@@ -52,6 +52,19 @@ def run(queue: Engine, *texts: Text) -> list[Text]:
     return [*texts]
 
 
+def let_compiling_take(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stops the clock but for programs, each of which takes so long to compile."""
+    now, bind = 0.0, Programs._bind
+
+    def slow(*arguments: Any) -> Any:
+        nonlocal now
+        now += seconds
+        return bind(*arguments)
+
+    monkeypatch.setattr(Programs, "_bind", slow)
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+
+
 @pytest.mark.parametrize("drafter", [DRAFTER, None], ids=["drafts", "plain"])
 @pytest.mark.parametrize("keeps_rounds", [False, True])
 def test_warming_up_makes_the_first_cache_alone(
@@ -96,15 +109,7 @@ def test_compiling_for_a_larger_cache_is_counted_once(make_engine: MakeEngine) -
 def test_what_is_compiled_in_a_run_is_no_part_of_its_decoding(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, bind = 0.0, Programs._bind
-
-    def slow(*arguments: Any) -> Any:
-        nonlocal now
-        now += 1000
-        return bind(*arguments)
-
-    monkeypatch.setattr(Programs, "_bind", slow)
-    monkeypatch.setattr("time.perf_counter", lambda: now)
+    let_compiling_take(1000.0, monkeypatch)
     queue = make_engine()
     (text,) = run(queue, ask(queue, [1, 2]))
     assert (text.prefill_seconds, text.decode_seconds) == (0, 0)
