@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from eagle_jax import Pair, TreeConfig, assets, load_pair
+from eagle_jax.decoding import growth
 from eagle_jax.decoding.speculative import decode_until
+from eagle_jax.decoding.state import StopReason
 from eagle_jax.engine import PairConfig, programs
 from eagle_jax.engine.choice import TRIAL, Stretch
 from eagle_jax.engine.config import AutoTree
 from eagle_jax.engine.ladder import ROOT, Chooser, chooser_of, ladder_of
-from eagle_jax.engine.programs import Store
+from eagle_jax.engine.programs import Programs, Store
 from tests.engine.test_programs import let_compiling_take
 from tests.helpers import refused, settings_of
 
@@ -148,6 +150,27 @@ def test_the_root_alone_is_expected_to_compile_sooner(
     for _ in range(3):
         engine.step()
     assert seen == [[3.0, 5.0, 5.0], [0.0, 10.0, 10.0], [0.0, 0.0, 6.0]]
+
+
+def test_rounds_of_a_smaller_tree_leave_room_for_the_largest(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its drafter reads as much after them, and may write over nothing."""
+    run, free = Programs.decode_until, list[int]()
+
+    def noted(*arguments: Any) -> Any:
+        state = run(*arguments)
+        if state.stop_reason[0] == StopReason.RUNNING:
+            free.append(state.tokens.shape[1] - int(state.lengths[0]))
+        return state
+
+    monkeypatch.setattr(growth, "FIRST_LENGTH", 100)
+    monkeypatch.setattr(Chooser, "next", lambda *_: (0, 1000))
+    monkeypatch.setattr(Programs, "decode_until", noted)
+    fresh = dataclasses.replace(pair, kept={})
+    texts = fresh.texts(PROMPTS[0], max_new_tokens=150, ignore_eos=True)
+    fresh.engine(batch_size=1, max_length=180).write(texts)
+    assert {*free} == {SMALL.depth}
 
 
 def test_streams_change_trees_too(pair: Pair, plain: Pair) -> None:
