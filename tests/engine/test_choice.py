@@ -51,32 +51,30 @@ def run(
         compiled.add(tree)
         took = cost(NODES[tree], rows) * most
         yield tree, most, took
+        used = round(most * rows * held(tree, rows))
         one = Stretch(
             rounds=most,
-            row_rounds=most * rows,
-            tokens=round(gains(done)[tree] * most * rows),
+            row_rounds=used,
+            tokens=round(gains(done)[tree] * used),
             seconds=took,
         )
         figures = figures.after(tree, rows, one, is_trial=most == TRIAL)
         done += most
 
 
-def best_of(cost: Cost, gains: tuple[float, ...], rows: int) -> int:
-    speeds = [
-        gain / cost(nodes, rows) for gain, nodes in zip(gains, NODES, strict=True)
-    ]
-    return speeds.index(max(speeds))
+def held(tree: int, rows: int) -> float:
+    """The share of several rows that hold a text: under deeper trees more wait."""
+    return 1 / (1 + 0.025 * DEPTHS[tree]) if rows > 1 else 1.0
 
 
 def share_of_best(
     cost: Cost, gains: tuple[float, ...], rows: int, stretches: list
 ) -> float:
     """The tokens per second over those of the best tree alone."""
-    tokens = sum(gains[tree] * most for tree, most, _ in stretches)
-    best = best_of(cost, gains, rows)
-    return (
-        tokens / sum(x[2] for x in stretches) / (gains[best] / cost(NODES[best], rows))
-    )
+    brings = [gain * held(tree, rows) for tree, gain in enumerate(gains)]
+    best = max(x / cost(nodes, rows) for x, nodes in zip(brings, NODES, strict=True))
+    tokens = sum(brings[tree] * most for tree, most, _ in stretches)
+    return tokens / sum(x[2] for x in stretches) / best
 
 
 @pytest.mark.parametrize("cost", [on_cpu, on_h100])
