@@ -85,10 +85,7 @@ def make_engine(
     rows = pair.num_parts * -(-batch_size // pair.num_parts)
     check_memory(pair, batch_size=rows, max_length=max_length)
     return Engine(
-        pair,
-        batch_size=rows,
-        max_length=max_length,
-        compiles_beside=compiles_beside,
+        pair, batch_size=rows, max_length=max_length, compiles_beside=compiles_beside
     )
 
 

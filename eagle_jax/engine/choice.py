@@ -216,9 +216,10 @@ def _least_cost(ladder: Ladder, figures: Figures, tree: int, batch: int) -> floa
     if not larger:  # On accelerators nodes are nearly free.
         return max(others.values())
     nodes = min(larger)
-    least = (1 + _STEEP * size * batch) / (1 + _STEEP * nodes * batch)
-    # Drafting may take as long as the target.
-    return others[nodes] * (least / 2 if tree == 0 else least)
+    # Drafting may take as long as the target; of many nodes each costs less.
+    rows, share = (batch, 1.0) if tree else (1, 0.5)
+    least = (1 + _STEEP * size * rows) / (1 + _STEEP * nodes * rows)
+    return others[nodes] * least * share
 
 
 def _add(

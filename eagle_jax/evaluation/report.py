@@ -28,7 +28,6 @@ FEW = 6
 It does with a probability of `1 - 2 / 2**n`, whatever the distribution.
 """
 
-
 _TABLE_1 = """\
 Every method counts tokens in the same way: all that it emitted, the prefill's first
 token and the stop token included. Cells are medians over questions of the speedup over

@@ -52,7 +52,8 @@ def attend(
         length: `[B]` int32, the number of visible slots of the cache.
         new: `[B, G, U, A]`, the keys and values of the new tokens.
         mask: `[B, T, U]` bool, true where a query sees a new token; each sees one at
-            least.
+            least. On CPUs, of more than `CPU_BLOCK` queries none sees a token that
+            comes after its own, among the last `T` of the `U`.
         first: `[B, T]` int32, the first visible slot of the cache; `None` for 0.
         scale: The factor of scores; `None` for `A ** -0.5`. Static.
         cap: The bound that scores bend towards (Gemma 2); `None` for none. Static.
@@ -80,8 +81,12 @@ def attend(
     own: _Segment = (new, mask[:, None, None])
 
     def read(block: int, *, is_host_free: bool = False) -> _Mixed:
-        ends = None if is_host_free else _blocks(length, first, block)
-        return _add_blocks(mix, cached, in_cache, ends, mix([own]), block)
+        begin, end = 0, -(-num_slots // block)
+        if not is_host_free:  # What some row sees.
+            begin = 0 if first is None else jnp.maximum(jnp.min(first), 0) // block
+            end = -(-jnp.max(length) // block)
+        found = _mix_new(rows, cap, own, block)
+        return _add_blocks(mix, cached, in_cache, (begin, end), found, block)
 
     def read_whole() -> _Mixed:
         seen = [(cached, in_cache(jnp.arange(num_slots)))] if num_slots else []
@@ -150,26 +155,15 @@ def attend_beside(
     return mixed.astype(query.dtype).reshape(batch, num_rows, -1)
 
 
-def _blocks(
-    length: jax.Array, first: jax.Array | None, block: int
-) -> tuple[jax.Array | int, jax.Array]:
-    """Returns the first block of a cache that is seen, and the one after the last."""
-    begin = 0 if first is None else jnp.maximum(jnp.min(first), 0) // block
-    return begin, -(-jnp.max(length) // block)
-
-
 def _add_blocks(
     mix: Callable[[Sequence[_Segment]], _Mixed],
     cached: KeyValues,
     in_cache: Callable[[jax.Array], jax.Array],
-    ends: tuple[jax.Array | int, jax.Array] | None,
+    ends: tuple[jax.Array | int, jax.Array | int],
     found: _Mixed,
     block: int,
 ) -> _Mixed:
-    """Mixes slots of a long cache into what was found, block by block.
-
-    `ends` are the first block and the one after the last, `None` for all.
-    """
+    """Mixes slots of a long cache into what was found, from one block to another."""
     num_slots = cached.keys.shape[2]
 
     def add(number: jax.Array, found: _Mixed) -> _Mixed:
@@ -182,8 +176,7 @@ def _add_blocks(
         )
         return _join(found, mix([(kept, in_cache(slots))]))
 
-    begin, end = ends or (0, -(-num_slots // block))
-    return jax.lax.fori_loop(begin, end, add, found)
+    return jax.lax.fori_loop(*ends, add, found)
 
 
 def _mix(rows: jax.Array, cap: float | None, segments: Sequence[_Segment]) -> _Mixed:
@@ -224,6 +217,18 @@ def _mix(rows: jax.Array, cap: float | None, segments: Sequence[_Segment]) -> _M
         mix(one, kept.values) for one, (kept, _) in zip(weights, segments, strict=True)
     )
     return top, jnp.asarray(total), jnp.asarray(mixed).reshape(rows.shape)
+
+
+def _mix_new(rows: jax.Array, cap: float | None, new: _Segment, block: int) -> _Mixed:
+    """Mixes new tokens, a block of queries at a time: none sees those after it."""
+    (kept, mask), size = new, rows.shape[3]
+    parts, before = [], mask.shape[-1] - size
+    for start in range(0, size, block):
+        end = start + block
+        seen = jax.tree.map(lambda leaf, end=end: leaf[:, :, : before + end], kept)
+        segment = seen, mask[..., start:end, : before + end]
+        parts.append(_mix(rows[:, :, :, start:end], cap, [segment]))
+    return jax.tree.map(lambda *part: jnp.concatenate(part, axis=3), *parts)
 
 
 def capped(scores: jax.Array, cap: float | None) -> jax.Array:

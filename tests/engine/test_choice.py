@@ -166,6 +166,13 @@ def test_within_one_text_plain_decoding_is_compiled_where_it_surely_pays(
     assert choose(LADDER, figures, 1, left=92, compile_seconds=costs)[0] == tree
 
 
+def test_of_many_rows_plain_decoding_is_not_believed_to_be_nearly_free() -> None:
+    """A node costs little where there are many: measured, it takes half of a tree."""
+    figures = Figures().after(1, 32, Stretch(64, 1800, 4140, 10.0), is_trial=False)
+    costs = [7.0, 0.0, 1e6, 1e6, 1e6]
+    assert choose(LADDER, figures, 32, left=3840, compile_seconds=costs)[0] == 1
+
+
 def test_drafts_that_are_never_accepted_end_in_plain_decoding() -> None:
     stretches = [*run(on_cpu, lambda _: BAD, 1, rounds=2000, compile_seconds=3.0)]
     assert stretches[-1][0] == 0
