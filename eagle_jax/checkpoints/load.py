@@ -314,11 +314,7 @@ def _load(
         part = tuple(one.indices(size)[:2] for one, size in sizes)
         if part not in parts:
             parts[part] = read_blocks(
-                read_converted,
-                part,
-                dtype,
-                readers,
-                is_transposed=is_transposed(name),
+                read_converted, part, dtype, readers, is_transposed=is_transposed(name)
             )
         return parts[part]
 

@@ -128,12 +128,8 @@ def make_requests(
     require(fewest >= 1, "max_new_tokens", fewest, "at least 1")
     limits = _longest_texts(lengths, new_tokens, max_length)
     for row, prompt in enumerate(prompts):
-        check_request(
-            f"prompt {row}",
-            prompt,
-            max_length=int(limits[row]),
-            vocab_size=vocab_size,
-        )
+        most = int(limits[row])
+        check_request(f"prompt {row}", prompt, max_length=most, vocab_size=vocab_size)
 
     return Requests(
         prompts=jnp.asarray(_pad(prompts, lengths, prompt_bucket)),

@@ -85,12 +85,8 @@ class SmallModel:
             state.cache,
             is_whole=chunk.features.shape[1] == chunk.prompts.shape[1],
         )
-        return dataclasses.replace(
-            state,
-            cache=cache,
-            length=state.length + count,
-            count=jnp.ones_like(count),
-        )
+        length, one = state.length + count, jnp.ones_like(count)
+        return dataclasses.replace(state, cache=cache, length=length, count=one)
 
     def truncate(self, state: SmallModelState, length: jax.Array) -> SmallModelState:
         """See `Truncating`, which its target must be, too."""

@@ -131,6 +131,8 @@ class Chooser:
                 tree = self._tree if self._tree in others else others[-1]
                 self._most = STRETCH
             self._tree, self._left, self._batch = tree, self._most, batch
+            if costs[tree]:  # The first run of a program teaches nothing.
+                return tree, 1
         return self._tree, self._left
 
     def record(self, part: Stretch, *, is_last: bool = False) -> None:

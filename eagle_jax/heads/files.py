@@ -158,11 +158,7 @@ def open_head(folder: Path, target: TransformerConfig | None = None) -> OpenHead
             )
     check_shapes(files, wanted, shapes)
     return OpenHead(
-        head=head,
-        files=files,
-        names=wanted,
-        shapes=shapes,
-        offsets=offsets,
+        head=head, files=files, names=wanted, shapes=shapes, offsets=offsets
     )
 
 
