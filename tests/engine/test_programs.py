@@ -1,5 +1,6 @@
 """What is compiled, when, and for how long it is kept."""
 
+import dataclasses
 import gc
 import sys
 from pathlib import Path
@@ -15,8 +16,9 @@ from eagle_jax.decoding.growth import bucket_sizes
 from eagle_jax.decoding.requests import bucket_length, bucket_rows
 from eagle_jax.engine import Engine, Text, programs
 from eagle_jax.engine.programs import Programs, Store
+from eagle_jax.models.quantized import quantize_layers
 from eagle_jax.models.transformer import Transformer
-from tests.engine.test_engine import DRAFTER, MakeEngine, again
+from tests.engine.test_engine import DRAFTER, PARAMS, MakeEngine, again
 from tests.engine.test_engine import make_engine as make_small_engine
 
 __all__ = ["make_small_engine"]
@@ -231,6 +233,19 @@ def test_the_program_unused_longest_is_dropped() -> None:
     for name in "abacab":
         get(name)
     assert compiled == ["a", "b", "c", "b"]
+
+
+def test_pairs_share_programs_if_their_weights_are_of_the_same_types(
+    make_engine: MakeEngine,
+) -> None:
+    small = dataclasses.replace(PARAMS, target=quantize_layers(PARAMS.target, bits=8))
+    counts = []
+    for params in (PARAMS, small, jax.tree.map(lambda leaf: leaf + 0, PARAMS)):
+        queue = make_engine(params=params, new_tokens=8)
+        (text,) = run(queue, ask(queue, [1, 2, 3]))
+        assert len(text.token_ids) == 8
+        counts.append(programs.PROGRAMS.num_kept)
+    assert counts[0] < counts[1] == counts[2]
 
 
 def test_threads_may_drop_what_others_look_up() -> None:
