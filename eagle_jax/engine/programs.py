@@ -155,7 +155,7 @@ class Programs:
             for rung in self.rungs
         ]
         where = tuple(leaf.sharding for leaf in jax.tree.leaves(self.params))
-        self._identity = _name(_shapes(self.params), where)
+        self._identity = _identity_of(_shapes(self.params), where)
         self._store = PROGRAMS
         self._is_dry = self.was_first_run = False
 
@@ -360,9 +360,9 @@ def _compile_share(decoder: Decoder) -> float:
     return 1.0 if decoder.depth else _ROOT_SHARE
 
 
-@functools.cache
-def _name(*what: Hashable) -> object:
-    """Returns one object for all that is equal: hashing many parts takes 1 ms."""
+@functools.lru_cache(maxsize=MOST_PROGRAMS)
+def _identity_of(*parts: Hashable) -> object:
+    """Returns one object for equal parts: to hash hundreds in each call takes 1 ms."""
     return object()
 
 

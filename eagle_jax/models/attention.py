@@ -52,8 +52,8 @@ def attend(
         length: `[B]` int32, the number of visible slots of the cache.
         new: `[B, G, U, A]`, the keys and values of the new tokens.
         mask: `[B, T, U]` bool, true where a query sees a new token; each sees one at
-            least. On CPUs, of more than `CPU_BLOCK` queries none sees a token that
-            comes after its own, among the last `T` of the `U`.
+            least. Of more than `CPU_BLOCK` queries none sees a token that comes after
+            its own, among the last `T` of the `U`.
         first: `[B, T]` int32, the first visible slot of the cache; `None` for 0.
         scale: The factor of scores; `None` for `A ** -0.5`. Static.
         cap: The bound that scores bend towards (Gemma 2); `None` for none. Static.
@@ -163,7 +163,10 @@ def _add_blocks(
     found: _Mixed,
     block: int,
 ) -> _Mixed:
-    """Mixes slots of a long cache into what was found, from one block to another."""
+    """Mixes slots of a long cache into what was found, block by block.
+
+    `ends` are the first block and the one after the last.
+    """
     num_slots = cached.keys.shape[2]
 
     def add(number: jax.Array, found: _Mixed) -> _Mixed:
