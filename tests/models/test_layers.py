@@ -100,17 +100,19 @@ AFTER_TWO = np.concatenate([np.ones((T, 2), bool), CAUSAL], axis=1)
 
 
 @pytest.mark.parametrize("mask", [CAUSAL, SIBLINGS, np.eye(T, dtype=bool), AFTER_TWO])
-@pytest.mark.parametrize("has_window", [False, True])
+@pytest.mark.parametrize(
+    "window", [None, [[1, 2, 4], [0, 0, 0]], [[1, 2, 4], [1, 1, 3]]]
+)
 # Of blocks of 4 the second reaches back into the first.
 @pytest.mark.parametrize("block", [1, 2, 4, S, 512])
 def test_attention_is_one_softmax_over_the_cache_and_the_mask(
-    mask: np.ndarray, has_window: bool, block: int, monkeypatch: pytest.MonkeyPatch
+    mask: np.ndarray, window: Any, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("BLOCK", "CPU_BLOCK"):
         monkeypatch.setattr(attention, name, block)
     query, masks = drawn(B, T, H, A), np.stack([mask, mask])
     cached, new = key_values(S, 1), key_values(mask.shape[1], 2)
-    first = np.array([[1, 2, 4], [0, 0, 0]]) if has_window else None
+    first = window and np.array(window)
     arrays = jax.tree.map(jnp.array, (query, cached, LENGTHS, new, masks, first))
     found = jax.jit(lambda *arrays: attend(*arrays))(*arrays)  # Not cached.
     np.testing.assert_allclose(
