@@ -69,7 +69,7 @@ def _make_ladder(pair: "Pair", rule: AcceptanceRule) -> tuple[Rung, ...]:
         drafter = pair.make_drafter(settings, rule)
         if isinstance(drafter, TreeDrafter):
             drafter = dataclasses.replace(drafter, shared_depth=full.depth)
-        if 3 * _num_nodes(drafter) <= 2 * _num_nodes(full):
+        if 3 * num_nodes(drafter) <= 2 * num_nodes(full):
             label = _label(settings, drafter)
             rungs[label] = Rung(label=label, drafter=drafter)
     return (*rungs.values(), largest)
@@ -93,7 +93,7 @@ class Chooser:
         self, rungs: tuple[Rung, ...], known: Known, *, has_weights: bool
     ) -> None:
         """Begins with a small tree, or with none where drafts come without weights."""
-        nodes = [_num_nodes(rung.drafter) for rung in rungs]
+        nodes = [num_nodes(rung.drafter) for rung in rungs]
         few = [place for place, count in enumerate(nodes) if count <= _FEW_NODES]
         self._ladder = Ladder(
             nodes=nodes,
@@ -185,7 +185,8 @@ def _kept_file(pair: "Pair", labels: list[str], rule: AcceptanceRule) -> Path | 
     return folder / f"trees-{hashlib.sha256(found.encode()).hexdigest()[:16]}.json"
 
 
-def _num_nodes(drafter: Drafter | None) -> int:
+def num_nodes(drafter: Drafter | None) -> int:
+    """Returns the number of nodes of a drafter's trees; 1 where it does not say it."""
     return getattr(drafter, "num_nodes", 1)
 
 
@@ -196,4 +197,4 @@ def _label(settings: Any, drafter: Drafter | None) -> str:
     sizes = vars(settings) | {"depth": drafter.depth}
     names = [name for name in _SIZES if hasattr(settings, name)]
     sizes = [str(sizes[name]) for name in names]
-    return "/".join(sizes) if len(sizes) > 1 else f"{_num_nodes(drafter)} nodes"
+    return "/".join(sizes) if len(sizes) > 1 else f"{num_nodes(drafter)} nodes"

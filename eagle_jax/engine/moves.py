@@ -15,6 +15,9 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.state import DecodeState
 
+CACHES = "target_cache", "drafter_state"
+"""What the state of a prompt that was read holds as the state of its text does."""
+
 
 def start(
     decoder: Decoder,

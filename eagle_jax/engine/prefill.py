@@ -18,7 +18,7 @@ SMALL_CHUNK = 64
 """The tokens of small chunks: as many as keep a CPU's units busy."""
 
 LEAST_CHUNK = 8
-"""The tokens of the least chunks, which take a CPU the time of two tokens."""
+"""The tokens of the least chunks but for one, which take a CPU the time of two."""
 
 _MOST_PADDING = 1 << 14
 
@@ -28,14 +28,17 @@ def chunk_sizes(length: int) -> list[int]:
 
     Few sizes, so few programs; together they are hardly longer than the prompt.
 
-    >>> chunk_sizes(250), chunk_sizes(260), chunk_sizes(1000)
-    ([256], [256, 8], [512, 512])
+    >>> chunk_sizes(250), chunk_sizes(260), chunk_sizes(1025)
+    ([256], [256, 8], [512, 512, 1])
     """
     small = min(SMALL_CHUNK, PREFILL_CHUNK)
     least, rest = min(LEAST_CHUNK, small), length % small
-    left = length - rest + (small if rest > 2 * least else -(-rest // least) * least)
-    sizes: list[int] = []
-    for size in (PREFILL_CHUNK, PREFILL_CHUNK // 2, small, least):
+    if rest > 2 * least:
+        rest = small
+    elif rest % least > 1:
+        rest += -rest % least
+    left, sizes = length - length % small + rest, list[int]()
+    for size in (PREFILL_CHUNK, PREFILL_CHUNK // 2, small, least, 1):
         sizes += [size] * (left // size)
         left %= size
     return sizes
@@ -53,7 +56,7 @@ def every_chunk(bucket: int) -> list[list[int]]:
     """Returns chunks of all sizes that prompts of a padded length may need."""
     if bucket <= SMALL_CHUNK:
         return [[bucket]]
-    sizes = (PREFILL_CHUNK, PREFILL_CHUNK // 2, SMALL_CHUNK, LEAST_CHUNK)
+    sizes = (PREFILL_CHUNK, PREFILL_CHUNK // 2, SMALL_CHUNK, LEAST_CHUNK, 1)
     whole = [[bucket]] if bucket in sizes else []
     return [*whole, [size for size in sizes if size < bucket]]
 

@@ -18,14 +18,16 @@ import numpy as np
 
 from eagle_jax.constraints.automaton import TokenAutomaton
 from eagle_jax.decoding import chunked_prefill, slots, speculative
+from eagle_jax.decoding.chunked_prefill import PrefillState
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import Limits
 from eagle_jax.decoding.requests import NO_TOKEN, Requests, make_requests
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import DecodeState, StopReason
 from eagle_jax.engine import moves
-from eagle_jax.engine.ladder import chooser_of, ladder_of
+from eagle_jax.engine.ladder import chooser_of, ladder_of, num_nodes
 from eagle_jax.engine.needs import BatchNeeds
+from eagle_jax.engine.options import options_of
 from eagle_jax.engine.text import News, Text
 
 if TYPE_CHECKING:
@@ -221,7 +223,18 @@ class Programs:
         prefix = self.call(moves.start, requests, **sizes)
         for size in chunks:
             prefix = self.call(slots.prefill_chunk, prefix, size=size)
-        return self.call(moves.finish, (prefix, requests), num_slots=num_slots)
+        return self.finish(prefix, requests, num_slots=num_slots)
+
+    def finish(
+        self, prefix: PrefillState, requests: Requests, *, num_slots: int
+    ) -> DecodeState:
+        """See `moves.finish`; caches are handed on, where no rows share a prompt."""
+        caches = dict[str, Any]()
+        if len(prefix.requests.prompts) == len(requests.prompts):
+            caches = {name: getattr(prefix, name) for name in moves.CACHES}
+            prefix = dataclasses.replace(prefix, **dict.fromkeys(caches))
+        begun = self.call(moves.finish, (prefix, requests), num_slots=num_slots)
+        return dataclasses.replace(begun, **caches)
 
     def free(self, state: DecodeState, slot: int) -> DecodeState:
         """See `slots.free`."""
@@ -313,13 +326,16 @@ class Programs:
             **static: The function's static arguments, but for the decoder.
         """
         arguments, decoder = (rows, *rest), self._decoders[rung]
+        # The tokens that the target reads at once, in all rows.
+        count = len(jax.tree.leaves(rows)[0])
+        count *= static.get("size") or num_nodes(decoder.drafter)
         before = self._store.compile_seconds
         program = self._store.get(
             self._key(function, static, decoder, _shapes(arguments)),
             lambda: (
                 self._bind(function, static, decoder)
                 .lower(self.params, *arguments)
-                .compile()
+                .compile(options_of(count))
             ),
         )
         if seconds := self._store.compile_seconds - before:

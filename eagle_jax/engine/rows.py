@@ -213,10 +213,10 @@ class Rows:
 
     def finish_reading(self, reading: prefill.Reading) -> DecodeState:
         """Returns the state of a prompt of which all chunks are read."""
-        rows = reading.prefix, reading.prefix.requests
-        begun = self.programs.call(moves.finish, rows, num_slots=reading.num_slots)
+        prefix, num_slots = reading.prefix, reading.num_slots
+        begun = self.programs.finish(prefix, prefix.requests, num_slots=num_slots)
         # The running rows may have outgrown the size that it began with.
-        if reading.num_slots < (now := self._ensure_slots(0)):
+        if num_slots < (now := self._ensure_slots(0)):
             begun = self.programs.call(moves.grow, begun, num_slots=now)
         return begun
 
