@@ -51,13 +51,13 @@ class Weights:
             that are no head, their name.
         description: What these weights are, in words.
         embedded: The folder of the embedded pair's own; `None` if it has none.
-        has_vocabulary: Whether they can draft some tokens alone (`draft_vocabulary`).
+        shared: The names of the settings of all methods that change what they are.
     """
 
     kinds: tuple[str, ...]
     description: str
     embedded: Path | None = None
-    has_vocabulary: bool = False
+    shared: tuple[str, ...] = ()
 
     @property
     def option(self) -> str:
@@ -128,9 +128,9 @@ class Method:
     def reads(self) -> tuple[str, ...]:
         """The names of all settings of drafts that change something."""
         shared = () if self.is_plain else ("acceptance",)
-        if self.weights is not None and self.weights.has_vocabulary:
-            shared += ("draft_vocabulary",)
-        return self.own_settings + shared
+        return (
+            self.own_settings + shared + (self.weights.shared if self.weights else ())
+        )
 
     def drafter(self, settings: Any, context: Context) -> Drafter | None:
         """Returns the drafter, or `None` for plain decoding and without its weights.
@@ -278,7 +278,7 @@ EAGLE = Weights(
     kinds=("eagle3", "eagle2"),
     description="the EAGLE head of this target",
     embedded=assets.HEAD,
-    has_vocabulary=True,
+    shared=("draft_vocabulary", "draft_quantization"),
 )
 MEDUSA = Weights(kinds=("medusa",), description="the Medusa heads of this target")
 HYDRA = Weights(kinds=("hydra",), description="the Hydra heads of this target")

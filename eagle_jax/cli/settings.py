@@ -33,7 +33,7 @@ _LISTS: dict[Any, dict[str, Any]] = {
 _DYNAMIC = METHODS[PairConfig.method].own_settings
 
 PAIR_GROUPS = {
-    "the method": "method acceptance draft_vocabulary",
+    "the method": "method acceptance draft_vocabulary draft_quantization",
     "memory and arithmetic": "max_length dtype quantization",
     "the tree; that of the embedded pair is in configs/embedded.toml": " ".join(
         name for name in _FLAGS if name in _DYNAMIC

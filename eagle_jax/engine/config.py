@@ -63,6 +63,8 @@ class PairConfig:
         draft_vocabulary: The tokens that an EAGLE-1/2 head drafts: "8192@texts.txt" for
             as many of the most frequent tokens of a text; "none", or `None` for all.
             The text stays the same.
+        draft_quantization: The type that the matrices of an EAGLE head are rounded to,
+            and its copy of the output head. The text stays the same.
         request: The settings of requests where they say nothing themselves.
     """
 
@@ -74,6 +76,7 @@ class PairConfig:
     dtype: Dtype = "auto"
     quantization: Quantization = "none"
     draft_vocabulary: str | None = None
+    draft_quantization: Literal["none", "int8"] = "none"
     request: Request = dataclasses.field(default_factory=Request)
 
     def __post_init__(self) -> None:

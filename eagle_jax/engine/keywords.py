@@ -58,6 +58,7 @@ class PairKeywords(RequestKeywords, total=False):
     dtype: Dtype | None
     quantization: Quantization | None
     draft_vocabulary: str | None
+    draft_quantization: Literal["none", "int8"] | None
     request: Request | None
     num_nodes: int | None
     depth: int | None

@@ -24,6 +24,7 @@ from eagle_jax.engine.wording import load_tokenizer
 from eagle_jax.errors import InputError
 from eagle_jax.heads import find_head, open_head, open_whole
 from eagle_jax.heads.eagle.vocabulary import read_vocabulary
+from eagle_jax.heads.quantized import quantize_head
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.methods import METHODS, SMALL_MODEL, Context, Weights
 from eagle_jax.models import transformer
@@ -210,7 +211,9 @@ def make_pair(
     Raises:
         InputError: If the method cannot draft with these settings.
     """
-    config = target.config
+    config, method = target.config, settings.method_row
+    if settings.draft_quantization != "none" and not method.is_plain:
+        settings.check_reads("draft_quantization")
     if draft is not None:
         tokens = read_vocabulary(
             settings.draft_vocabulary,
@@ -238,7 +241,7 @@ def make_pair(
             model=draft and draft.model,
             folder=draft and draft.folder,
         )
-        return settings.method_row.drafter(tree, context)
+        return method.drafter(tree, context)
 
     pair = Pair(
         target=dataclasses.replace(target, config=config),
@@ -277,12 +280,14 @@ def _read_params(
     sizes = getattr(model, "target", model).config  # A small one's are its decoder's.
     if draft.tokens is not None:
         params = model.narrow(params, jnp.asarray(draft.tokens, jnp.int32))
+    if pair.config.draft_quantization != "none":
+        params = quantize_head(params)
     if sharding is not None:
         layer = getattr(sizes, "layer", None)
         sharding = sharding.with_drafter(layer, params)
         # Devices that cannot share as many columns hold all of them each.
         places = sharding.drafter_shardings(params)
-        if draft.tokens is not None:
+        if draft.tokens is not None or pair.config.draft_quantization != "none":
             params = jax.device_put(params, places)
     return Params(target=target, drafter=params), sharding
 

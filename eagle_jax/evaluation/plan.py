@@ -78,8 +78,9 @@ def parse_method(text: str, config: PairConfig) -> RunPlan:
 
     Args:
         text: The method as `name` or `name:key=value,key=value`, where keys are fields
-            of the method's own settings, `acceptance` and `draft_vocabulary`; `tree`
-            may be "auto". Without it every round drafts the largest tree.
+            of the method's own settings, `acceptance`, `draft_vocabulary` and
+            `draft_quantization`; `tree` may be "auto". Without it every round drafts
+            the largest tree.
         config: The settings that hold where the text names none.
     """
     name, _, given = text.partition(":")
@@ -88,7 +89,9 @@ def parse_method(text: str, config: PairConfig) -> RunPlan:
         config = config.with_method(name)
         known = config.method_row.reads
         if "draft_vocabulary" not in known:
-            config = dataclasses.replace(config, draft_vocabulary=None)
+            config = dataclasses.replace(
+                config, draft_vocabulary=None, draft_quantization="none"
+            )
         if config.method_row.is_plain:
             values["acceptance"] = "coupled"
         for part in filter(None, given.split(",")):
@@ -131,7 +134,8 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
     config, grower = plan.config, find_tree_drafter(drafter)
     # The switch's copies may be longer than its tree is deep.
     sized = grower or drafter
-    every = vars(config.own) | {"draft_vocabulary": config.draft_vocabulary}
+    shared = ("draft_vocabulary", "draft_quantization")
+    every = vars(config.own) | {name: getattr(config, name) for name in shared}
     settings = {
         "method": config.method,
         "label": plan.label,

@@ -32,14 +32,23 @@ def linear(x: jax.Array, weight: Matrix, bias: jax.Array | None = None) -> jax.A
         The product `[..., out]`, in the dtype of `x`.
     """
     if isinstance(weight, QuantizedMatrix):
-        # The whole matrix is never in memory in a wider type. Where the compiler widens
-        # operands inside the product, that is left to it. XLA:CPU does not: it widens
-        # all weights once, outside of the loop that decodes.
-        y = jax.lax.platform_dependent(x, weight, cpu=by_blocks, default=at_once)
-        y = y.astype(x.dtype)
+        y = narrow_product(x, weight).astype(x.dtype)
     else:
         y = jnp.matmul(x, weight, precision=precision_of(x))
     return y if bias is None else y + bias
+
+
+def narrow_product(x: jax.Array, weight: QuantizedMatrix) -> jax.Array:
+    """Returns the float32 product `[..., out]` of `x` with a quantized matrix.
+
+    Args:
+        x: `[..., in]`, the rows.
+        weight: `[in, out]`, the matrix.
+    """
+    # The whole matrix is never in memory in a wider type. Where the compiler widens
+    # operands inside the product, that is left to it. XLA:CPU does not: it widens
+    # all weights once, outside of the loop that decodes.
+    return jax.lax.platform_dependent(x, weight, cpu=by_blocks, default=at_once)
 
 
 def at_once(x: jax.Array, weight: QuantizedMatrix) -> jax.Array:

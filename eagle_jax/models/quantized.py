@@ -5,6 +5,8 @@ model whose weights these integers stand for. The largest weight is 127.5 steps,
 not 127 or 7: it is off by half a step, as others may be, and steps are smaller.
 """
 
+import functools
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -17,7 +19,8 @@ GROUP_SIZE = 64
 Groups come in pairs: of an odd number, or of one, each is cut into two.
 """
 
-_MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
+LAYER_MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
+"""The names of the matrices of a decoder layer."""
 
 
 @struct.dataclass(kw_only=True)
@@ -82,6 +85,9 @@ def quantize(weight: jax.Array, bits: int) -> QuantizedMatrix:
     )
 
 
+_quantize = functools.partial(jax.jit, static_argnums=1)(quantize)
+
+
 def unpack(weight: QuantizedMatrix) -> list[tuple[jax.Array, jax.Array]]:
     """Returns the integers, int8 `[groups, rows, out]`, with scales `[groups, out]`.
 
@@ -101,7 +107,9 @@ def has_groups(rows: int, bits: int) -> bool:
     return bits == 8 or (rows % 2 == 0 and is_whole)
 
 
-def quantize_layers(params: Any, bits: int) -> Any:
+def quantize_layers(
+    params: Any, bits: int, names: Collection[str] = LAYER_MATRICES
+) -> Any:
     """Returns a model whose decoder layers' matrices are quantized.
 
     Embedding, output head, norms, biases and routers stay as they are.
@@ -109,10 +117,12 @@ def quantize_layers(params: Any, bits: int) -> Any:
     Args:
         params: A pytree of weights.
         bits: The bits of an integer, 8 or 4.
+        names: The fields whose matrices are quantized.
     """
 
     def change(path: tuple[Any, ...], leaf: Any) -> Any:
-        return quantize(leaf, bits) if path[-1].name in _MATRICES else leaf
+        is_named = getattr(path[-1], "name", None) in names
+        return _quantize(leaf, bits) if is_named else leaf
 
     return jax.tree_util.tree_map_with_path(change, params)
 

@@ -20,7 +20,8 @@ from eagle_jax.models.layers import (
     init_layer,
     normalise,
 )
-from eagle_jax.models.linear import init_matrix, precision_of
+from eagle_jax.models.linear import init_matrix, narrow_product, precision_of
+from eagle_jax.models.quantized import Matrix, QuantizedMatrix
 from eagle_jax.models.rope import RopeConfig, rotary_tables
 from eagle_jax.prng import own_keys
 
@@ -119,7 +120,7 @@ def causal_mask(batch: int, num_tokens: int) -> jax.Array:
 
 
 def unembed(
-    output_head: jax.Array, hidden: jax.Array, cap: float | None = None
+    output_head: Matrix, hidden: jax.Array, cap: float | None = None
 ) -> jax.Array:
     """Returns float32 logits `[..., V]` of hidden states `[..., E]`.
 
@@ -128,6 +129,8 @@ def unembed(
         hidden: `[..., E]`, hidden states after the final norm.
         cap: The bound that logits bend towards; `None` for none. Static.
     """
+    if isinstance(output_head, QuantizedMatrix):
+        return capped(narrow_product(hidden, output_head), cap)
     logits = jnp.matmul(
         hidden,
         output_head,

@@ -90,7 +90,7 @@ def check_narrowed(pair: Path, home: Path) -> None:
         assert held(params.output_head) == (target.layer.hidden_size, columns)
     flags = ["--target", names[0], "--draft", names[1]]
     flags += ["--draft-vocabulary", f"100@{file}", "--num-nodes", "5", "--depth", "2"]
-    check_texts([*flags, "--width", "2"], home)
+    check_texts([*flags, "--width", "2", "--draft-quantization", "int8"], home)
     print("equal draft vocabulary", flush=True)
 
 

@@ -214,7 +214,7 @@ class Eagle3Head(StoredEagle3Head):
 
     def fuse(self, params: Eagle3HeadParams, features: jax.Array) -> jax.Array:
         # The norms have the epsilon of the layer's.
-        features = features.astype(params.fc.dtype)
+        features = features.astype(params.norm.dtype)
         if params.input_norm is not None:
             features = self._norm(features, params.input_norm)
         if params.fc_norm is not None:
