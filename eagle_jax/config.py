@@ -26,6 +26,9 @@ Acceptance = Literal["coupled", "rejection"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Names of the types of weights and caches; "auto" chooses one for the devices."""
 
+DraftQuantization = Literal["none", "int8"]
+"""The types that an EAGLE head's matrices may be rounded to."""
+
 Quantization = Literal["none", "int8", "int4"]
 """Names of the types that the matrices of a target's layers are rounded to."""
 

@@ -128,9 +128,8 @@ class Method:
     def reads(self) -> tuple[str, ...]:
         """The names of all settings of drafts that change something."""
         shared = () if self.is_plain else ("acceptance",)
-        return (
-            self.own_settings + shared + (self.weights.shared if self.weights else ())
-        )
+        shared += () if self.weights is None else self.weights.shared
+        return self.own_settings + shared
 
     def drafter(self, settings: Any, context: Context) -> Drafter | None:
         """Returns the drafter, or `None` for plain decoding and without its weights.

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from eagle_jax.config import (
     Acceptance,
+    DraftQuantization,
     Dtype,
     Quantization,
     Range,
@@ -63,8 +64,9 @@ class PairConfig:
         draft_vocabulary: The tokens that an EAGLE-1/2 head drafts: "8192@texts.txt" for
             as many of the most frequent tokens of a text; "none", or `None` for all.
             The text stays the same.
-        draft_quantization: The type that the matrices of an EAGLE head are rounded to,
-            and its copy of the output head. The text stays the same.
+        draft_quantization: "int8" to round the matrices of an EAGLE head, and its copy
+            of the output head, to integers; "none" to take them as they are stored. The
+            text stays the same.
         request: The settings of requests where they say nothing themselves.
     """
 
@@ -76,7 +78,7 @@ class PairConfig:
     dtype: Dtype = "auto"
     quantization: Quantization = "none"
     draft_vocabulary: str | None = None
-    draft_quantization: Literal["none", "int8"] = "none"
+    draft_quantization: DraftQuantization = "none"
     request: Request = dataclasses.field(default_factory=Request)
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, TypeVar
 
-from eagle_jax.config import Acceptance, Dtype, Quantization
+from eagle_jax.config import Acceptance, DraftQuantization, Dtype, Quantization
 from eagle_jax.engine.request import Request
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -58,7 +58,7 @@ class PairKeywords(RequestKeywords, total=False):
     dtype: Dtype | None
     quantization: Quantization | None
     draft_vocabulary: str | None
-    draft_quantization: Literal["none", "int8"] | None
+    draft_quantization: DraftQuantization | None
     request: Request | None
     num_nodes: int | None
     depth: int | None

@@ -18,7 +18,7 @@ SMALL_CHUNK = 64
 """The tokens of small chunks: as many as keep a CPU's units busy."""
 
 LEAST_CHUNK = 8
-"""The tokens of the least chunks but for one, which take a CPU the time of two."""
+"""The tokens of the least chunks, beside a last token alone; a CPU takes two's time."""
 
 _MOST_PADDING = 1 << 14
 

@@ -329,6 +329,8 @@ class Programs:
         # The tokens that the target reads at once, in all rows.
         count = len(jax.tree.leaves(rows)[0])
         count *= static.get("size") or num_nodes(decoder.drafter)
+        if isinstance(rows, Requests):
+            count = rows.prompts.size
         before = self._store.compile_seconds
         program = self._store.get(
             self._key(function, static, decoder, _shapes(arguments)),

@@ -13,7 +13,7 @@ from eagle_jax.engine.config import AutoTree, PairConfig
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.questions import Template
 from eagle_jax.interface import Drafter
-from eagle_jax.methods import Method
+from eagle_jax.methods import EAGLE, Method
 from eagle_jax.parsing import parse_json
 
 
@@ -134,8 +134,7 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
     config, grower = plan.config, find_tree_drafter(drafter)
     # The switch's copies may be longer than its tree is deep.
     sized = grower or drafter
-    shared = ("draft_vocabulary", "draft_quantization")
-    every = vars(config.own) | {name: getattr(config, name) for name in shared}
+    every = vars(config.own) | {name: getattr(config, name) for name in EAGLE.shared}
     settings = {
         "method": config.method,
         "label": plan.label,

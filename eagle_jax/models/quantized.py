@@ -5,7 +5,6 @@ model whose weights these integers stand for. The largest weight is 127.5 steps,
 not 127 or 7: it is off by half a step, as others may be, and steps are smaller.
 """
 
-import functools
 from collections.abc import Collection
 from typing import Any
 
@@ -85,7 +84,7 @@ def quantize(weight: jax.Array, bits: int) -> QuantizedMatrix:
     )
 
 
-_quantize = functools.partial(jax.jit, static_argnums=1)(quantize)
+_quantize = jax.jit(quantize, static_argnums=1)
 
 
 def unpack(weight: QuantizedMatrix) -> list[tuple[jax.Array, jax.Array]]:

@@ -38,7 +38,7 @@ def test_an_xla_without_the_option_compiles_as_it_does(
 
 
 @pytest.mark.parametrize("drafter", [DRAFTER, None], ids=["drafts", "plain"])
-def test_a_round_has_the_rows_of_all_trees(
+def test_options_are_of_all_tokens_that_are_read_at_once(
     drafter: object, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = list[int]()
@@ -51,3 +51,4 @@ def test_a_round_has_the_rows_of_all_trees(
     list(queue.run())
     nodes = 1 if drafter is None else DRAFTER.num_nodes
     assert found[-1] == 2 * nodes
+    assert found[0] == 2 * 64  # Both prompts are padded.
