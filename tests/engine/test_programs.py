@@ -14,7 +14,7 @@ import pytest
 from eagle_jax.decoding import growth
 from eagle_jax.decoding.growth import bucket_sizes
 from eagle_jax.decoding.requests import bucket_length, bucket_rows
-from eagle_jax.engine import Engine, Text, programs
+from eagle_jax.engine import Engine, Text, engine, programs
 from eagle_jax.engine.programs import Programs, Store
 from eagle_jax.models.quantized import quantize_layers
 from eagle_jax.models.transformer import Transformer
@@ -168,16 +168,17 @@ def test_texts_hold_the_log_probabilities_of_all_their_tokens(
     assert run(again(queue), silent)[0].logprobs is None
 
 
+@pytest.mark.parametrize("prompt", [[1, 2, 3], [1, 2, 3] * 25], ids=["short", "long"])
 def test_samples_of_one_prompt_are_those_of_separate_prompts(
-    make_engine: MakeEngine,
+    prompt: list[int], make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = make_engine(batch_size=4, temperature=1.0, new_tokens=SHORT)
+    # The long one is read by all rows together, in chunks.
+    monkeypatch.setattr(engine, "PREFILL_CHUNK", 512)
+    queue = make_engine(batch_size=2, temperature=1.0, new_tokens=SHORT)
     found, expected = (
         [
             text.token_ids
-            for text in run(
-                again(queue), *(ask(queue, [1, 2, 3], x, n=n) for x in (4, 5))
-            )
+            for text in run(again(queue), *(ask(queue, prompt, x, n=n) for x in (4, 5)))
         ]
         for n in (2, 1)
     )
