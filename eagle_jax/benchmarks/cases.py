@@ -9,7 +9,7 @@ from eagle_jax.parallel import parse_mesh
 
 # Model, topology, mesh, nodes, rows of a batch, rows of a training step.
 _RUNS = (
-    ("Llama-2-7B", GPU, "tensor=1", 60, 1, 1),
+    ("Llama-3-8B", GPU, "tensor=1", 60, 1, 1),
     ("Llama-3-8B", "v5e:2x2", "tensor=4", 60, 1, 1),
     ("Llama-3-8B", "v5e:2x2", "tensor=4", 60, 8, 4),
     ("Llama-3-8B", "v6e:1x1", "tensor=1", 60, 1, 1),

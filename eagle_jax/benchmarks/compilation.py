@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import topologies
+from jax.sharding import use_abstract_mesh
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import speculative
@@ -29,6 +30,7 @@ from eagle_jax.heads.rows import PackedRows
 from eagle_jax.interface import Params
 from eagle_jax.models import transformer
 from eagle_jax.models.cache import KeyValues
+from eagle_jax.models.joined import join_products
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.parallel import MeshShape, PairSharding, shard_pair
 from eagle_jax.prng import make_key
@@ -151,6 +153,8 @@ class Report:
         lines: The instructions, where it decodes those of its loops; `testing.programs`
             reads them.
         copies: The instructions that copy a whole cache.
+        kernels: How many kernels a GPU starts for a round or token, as
+            `testing.programs` counts them; 0 elsewhere.
     """
 
     program: str
@@ -160,6 +164,7 @@ class Report:
     state: int
     lines: list[str]
     copies: list[str]
+    kernels: int = 0
 
     @property
     def problems(self) -> list[str]:
@@ -180,6 +185,7 @@ class Report:
             f"{len(self.copies)} copies of caches",
             f"{len(programs.find_host_calls(self.lines))} host calls",
             f"{len(programs.find_open_loops(self.lines))} open loops",
+            *([f"{self.kernels} kernels"] if self.kernels else []),
             ", ".join(collectives) or "no collectives",
             f"{self.memory / 2**30:.2f} GiB per chip, {self.temporaries / 2**30:.2f} "
             "of them temporary",
@@ -305,7 +311,12 @@ def _compile(
     case: Case, name: str, program: Any, inputs: tuple[Any, ...], changed: list[Any]
 ) -> Report:
     """Compiles a program that changes the arrays `changed`; reports on it."""
-    compiled, text = _with_text(program.lower(*inputs), is_gpu=case.topology == GPU)
+    is_gpu = case.topology == GPU
+    mesh = jax.tree.leaves(inputs)[0].sharding.mesh
+    # From it kernels learn which device they are compiled for.
+    with use_abstract_mesh(mesh.abstract_mesh):
+        lowered = program.lower(*inputs)
+    compiled, text = _with_text(lowered, is_gpu=is_gpu)
     memory = compiled.memory_analysis()
     is_loop = name in LOOPS
     lines = programs.loop_lines(text) if is_loop else programs.every_line(text)
@@ -320,6 +331,7 @@ def _compile(
         aliased=memory.alias_size_in_bytes,
         state=state,
         lines=lines,
+        kernels=programs.count_kernels(text) if is_gpu and is_loop else 0,
         copies=[
             line
             for part in (set(parts) if is_loop else ())
@@ -360,7 +372,10 @@ def _sharded_params(case: Case, devices: Any) -> tuple[PairSharding, Params]:
     sharding = shard_pair(
         case.mesh, case.target, batch_size=case.batch_size, devices=devices
     )
-    joined = case.head.join(shapes(case.head.init), weights)
+    head = shapes(case.head.init)
+    if case.mesh.num_devices == 1:  # As the engine opens them.
+        weights, head = jax.eval_shape(join_products, (weights, head))
+    joined = case.head.join(head, weights)
     sharding = sharding.with_drafter(case.head.config.layer, joined)
     params = Params(
         target=_with(weights, sharding.target_shardings(weights)),

@@ -3,7 +3,7 @@
     pip install ".[tpu-compile]"  # or gpu-compile, or both
     eagle-jax compile-report
     eagle-jax compile-report --only "Llama-3-8B v5e:2x2" --layers 3 --programs round
-    eagle-jax compile-report --only "Llama-2-7B h100" --layers 3 --programs round token
+    eagle-jax compile-report --only "Llama-3-8B h100" --layers 3 --programs round token
 
 It compiles every program for a topology, prints what it takes and fails where one
 copies a cache, calls the host or does not fit. A case takes minutes, as the layers of a

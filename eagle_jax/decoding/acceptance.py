@@ -15,7 +15,9 @@ from eagle_jax.tree import (
     Acceptance,
     DraftTree,
     Step,
+    ancestor_mask,
     match_child,
+    match_path,
     reject_drawn_siblings,
     reject_siblings,
     verify,
@@ -53,15 +55,25 @@ def accept(
     ) -> Acceptance:
         """Follows the child that plain decoding goes on with."""
 
-        def step(node: jax.Array, level: jax.Array) -> Step:
+        def choose(logits: jax.Array, noise: jax.Array | None) -> jax.Array:
             if is_greedy:
-                token = jnp.argmax(logits[node]).astype(jnp.int32)
-            else:
-                assert noise is not None, "coupled acceptance needs round_draws' noise"
-                token = draw_tokens(logits[node], noise[level], sampling, any_filter)
+                return jnp.argmax(logits).astype(jnp.int32)
+            assert noise is not None, "coupled acceptance needs round_draws' noise"
+            return draw_tokens(logits, noise, sampling, any_filter)
+
+        def step(node: jax.Array, level: jax.Array) -> Step:
+            token = choose(logits[node], None if noise is None else noise[level])
             return match_child(tree, node, token)
 
-        return verify(tree, step, depth=depth)
+        def at_once() -> Acceptance:
+            depths = ancestor_mask(tree.parents).sum(axis=1) - 1
+            noises = None if noise is None else noise[depths]
+            return match_path(tree, jax.vmap(choose)(logits, noises), depth=depth)
+
+        # What a node's token costs, a GPU hardly feels; each level's steps it does.
+        return jax.lax.platform_dependent(
+            cuda=at_once, default=lambda: verify(tree, step, depth=depth)
+        )
 
     def reject(
         tree: DraftTree,

@@ -10,18 +10,23 @@ their own memory is multiplied several times as fast.
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from eagle_jax.models.cache import KeyValues
 from eagle_jax.models.linear import precision_of
+from eagle_jax.sampling import num_parts
 
 BLOCK = 2048
 """The slots of a cache that are read at once; shorter caches are read whole."""
 
 CPU_BLOCK = 256
 """The same on CPUs."""
+
+_MOST_TOKENS = 128
+"""The most new tokens that GPUs mix by a kernel; prompts are read in larger chunks."""
 
 _LOWEST = jnp.finfo(jnp.float32).min
 
@@ -65,7 +70,7 @@ def attend(
     """
     batch, num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = new.keys.shape[1]
-    num_slots = cached.keys.shape[2]
+    num_slots, is_long = cached.keys.shape[2], cached.keys.shape[2] > BLOCK
     # Query heads that share keys become rows of one product: [B, G, R, T, A].
     rows = query.reshape(batch, num_tokens, num_kv_heads, -1, head_dim)
     rows = rows.transpose(0, 2, 3, 1, 4)
@@ -92,12 +97,16 @@ def attend(
         seen = [(cached, in_cache(jnp.arange(num_slots)))] if num_slots else []
         return mix([own, *seen])
 
+    def read_on_gpu() -> _Mixed:
+        if _is_for_kernel(rows, cached):
+            return _mix_by_kernel(rows, cached, length, new, mask, first, cap=cap)
+        return read(BLOCK, is_host_free=True) if is_long else read_whole()
+
     if num_slots <= CPU_BLOCK:
         found = read_whole()
     else:
-        is_long = num_slots > BLOCK
         found = jax.lax.platform_dependent(
-            cuda=lambda: read(BLOCK, is_host_free=True) if is_long else read_whole(),
+            cuda=read_on_gpu,
             cpu=lambda: read(CPU_BLOCK),
             default=lambda: read(BLOCK) if is_long else read_whole(),
         )
@@ -153,6 +162,33 @@ def attend_beside(
         share = share.reshape(*share.shape[:3], num_blocks, size, width)
         mixed += dot("bgrnqk,bgnka->bnqgra", share, part.values).reshape(mixed.shape)
     return mixed.astype(query.dtype).reshape(batch, num_rows, -1)
+
+
+def _mix_by_kernel(*arguments: Any, cap: float | None) -> _Mixed:
+    # To import it takes half a second, for which only those wait who have a GPU.
+    from eagle_jax.models.fused_attention import mix_at_once
+
+    return mix_at_once(*arguments, cap=cap)
+
+
+def _is_for_kernel(rows: jax.Array, cached: KeyValues) -> bool:
+    """Returns whether GPUs mix these queries and this cache by a kernel.
+
+    It is for types of 16 bits, as GPUs multiply no others quickly, and not for meshes
+    that split a row's arrays, over which XLA would not split it. Triton, which it is
+    written in, knows no GPU before Ampere.
+    """
+    num_tokens, head_dim = rows.shape[3:]
+    is_narrow = rows.dtype == cached.keys.dtype and rows.dtype.itemsize == 2
+    is_shape = head_dim in (16, 32, 64, 128, 256) and num_tokens <= _MOST_TOKENS
+    if not (is_narrow and is_shape) or cached.keys.shape[2] % 16 or num_parts() > 1:
+        return False
+    gpus = [device for device in jax.local_devices() if device.platform == "gpu"]
+    if gpus:
+        return all(float(gpu.compute_capability) >= 8 for gpu in gpus)
+    # A program for a machine that is not there.
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device is not None and device.platform in ("cuda", "gpu")
 
 
 def _add_blocks(

@@ -27,6 +27,9 @@ _TUPLE = r"\([^()]*\)"
 for _ in range(3):  # Layouts have parentheses too.
     _TUPLE = rf"\([^()]*(?:{_TUPLE}[^()]*)*\)"
 _OPERATION = re.compile(rf"^\s*(?:ROOT )?%?[\w.\-]+ = ({_TUPLE}|\S+) ([\w\-]+)\(")
+_TIMES = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_NO_KERNELS = ("bitcast", "conditional", "constant", "get-tuple-element")
+_NO_KERNELS += ("after-all", "parameter", "tuple")
 _ARRAY = re.compile(r"\b[a-z]+(\d+)\w*\[([\d,]*)\]")
 
 
@@ -53,6 +56,32 @@ def loop_lines(text: str) -> list[str]:
         for line in seen[name]:
             waiting += _called_by(line)
     return [line for lines in seen.values() for line in lines]
+
+
+def count_kernels(text: str) -> int:
+    """Returns how many kernels a round of the loops of `Compiled.as_text` starts.
+
+    Those of loops inside a round count as often as they run, where the compiler knows
+    that; what runs on a condition is left out. A GPU's compiler without a GPU chooses
+    among fewer products, so that there it may be some more or less.
+    """
+    computations = _computations_of(text)
+
+    def count(lines: Sequence[str]) -> int:
+        total = 0
+        for line in lines:
+            name = _operation_of(line)[1]
+            if name in ("while", "call"):
+                times = _TIMES.search(line)
+                inner = sum(count(computations[name]) for name in _called_by(line))
+                total += inner * (int(times[1]) if times else 1)
+            elif name not in _NO_KERNELS:
+                total += 1
+        return total
+
+    # The program itself stands last.
+    *_, lines = computations.values()
+    return count([line for line in lines if " while(" in line])
 
 
 def count_collectives(lines: Sequence[str]) -> dict[str, int]:

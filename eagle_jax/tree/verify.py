@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax.tree.structure import ROOT, DraftTree
+from eagle_jax.tree.structure import ROOT, DraftTree, ancestor_mask
 
 
 @struct.dataclass(kw_only=True)
@@ -113,6 +113,32 @@ def match_child(tree: DraftTree, node: jax.Array, token: jax.Array) -> Step:
         is_accepted=is_match.any(),
         child=jnp.argmax(is_match).astype(jnp.int32),
         token=token,
+    )
+
+
+def match_path(tree: DraftTree, tokens: jax.Array, *, depth: int) -> Acceptance:
+    """Accepts what `verify` accepts by `match_child`, all levels at once.
+
+    It takes the target's token after every node, and few operations: what a GPU is
+    quick at. Of equal siblings it follows one that leads deepest.
+
+    Args:
+        tree: A tree of `N` nodes.
+        tokens: `[N]` int32, the target's token after each node.
+        depth: The depth of the deepest node, `D`. Static.
+    """
+    mask = ancestor_mask(tree.parents)
+    depths = mask.sum(axis=1, dtype=jnp.int32) - 1
+    is_match = tree.is_node & (tree.tokens == tokens[tree.parents])
+    is_match = is_match.at[ROOT].set(True)
+    is_on_path = (is_match | ~mask).all(axis=1)
+    last = jnp.argmax(jnp.where(is_on_path & tree.is_node, depths, -1))
+    levels = jnp.minimum(jnp.arange(depth + 1), depths[last])
+    is_there = mask[last] & (depths == levels[:, None])
+    return Acceptance(
+        path=jnp.argmax(is_there, axis=1).astype(jnp.int32),
+        num_accepted=depths[last],
+        next_token=tokens[last],
     )
 
 

@@ -45,6 +45,7 @@ def follow_on_gpus(*arguments, depth: int) -> trees.Acceptance:
 
 verify_greedy = jax.jit(follow, static_argnames="depth")
 verify_on_gpus = jax.jit(follow_on_gpus, static_argnames="depth")
+match_path = jax.jit(trees.match_path, static_argnames="depth")
 verify_rejection = jax.jit(reject, static_argnames="depth")
 
 many_steps = jax.jit(jax.vmap(trees.reject_siblings, in_axes=(None, None, None, 0, 0)))
@@ -84,6 +85,7 @@ def greedy(
     found = verify_greedy(tree, target_tokens, depth=depth)
     on_gpus = verify_on_gpus(tree, target_tokens, depth=depth)
     chex.assert_trees_all_equal(found, on_gpus)
+    chex.assert_trees_all_equal(found, match_path(tree, target_tokens, depth=depth))
     return accepted(tree, found)
 
 
