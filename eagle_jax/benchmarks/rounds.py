@@ -61,7 +61,7 @@ def time_rounds(
     programs: dict[tuple[str, str], Callable[[], float]] = {}
     for name, pair in {PLAIN.name: plain, **pairs}.items():
         decoder = Decoder(target=pair.target, drafter=pair.drafter, acceptance="greedy")
-        programs[name, "round"], state = _time_decoding(
+        programs[name, "round"], state = time_decoding(
             decoder, pair.params, requests, num_slots=num_slots
         )
         bodies = [_verify_body(pair.target, num_nodes(pair))]
@@ -90,7 +90,7 @@ def num_nodes(pair: Pair) -> int:
     return getattr(pair.drafter, "num_nodes", 1)  # The root alone.
 
 
-def _time_decoding(
+def time_decoding(
     decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
 ) -> tuple[Callable[[], float], DecodeState]:
     """Returns a timer of one round, or of one token without a drafter, in seconds.
@@ -110,6 +110,13 @@ def _time_decoding(
         return (time.perf_counter() - started) / max(int(state.num_rounds.max()), 1)
 
     return run, prefill()
+
+
+def time_drafts(pair: Pair, state: DecodeState, iterations: int) -> Callable[[], float]:
+    """Returns a timer of the draft model's calls of a round, in seconds."""
+    grower = find_tree_drafter(pair.drafter)
+    assert grower is not None, "this method has no draft model"
+    return _time_loop([_draft_calls(grower)], pair.params, state, iterations)
 
 
 def _verify_body(target: Target, num_nodes: int) -> Body:

@@ -4,11 +4,13 @@
     eagle-jax benchmark --random Llama-2-7B --dtype bfloat16
     eagle-jax benchmark --target FOLDER --draft FOLDER
     eagle-jax benchmark --methods eagle2 medusa hydra recycling
+    eagle-jax benchmark --suite gpu --random Llama-3-8B | tee gpu.jsonl
 
 All figures of one run are taken in turn, so ratios hold where times do not.
 """
 
 import argparse
+import json
 
 import jax
 import numpy as np
@@ -18,6 +20,7 @@ from rich.table import Column, Table
 from eagle_jax.benchmarks.models import MODELS
 from eagle_jax.benchmarks.random_pairs import open_random
 from eagle_jax.benchmarks.rounds import FIGURES, num_nodes, time_rounds
+from eagle_jax.benchmarks.suite import CASES, run_suite
 from eagle_jax.cli.command import Parser, command, say
 from eagle_jax.cli.pair_flags import add_flags
 from eagle_jax.cli.progress import progress
@@ -49,6 +52,11 @@ _COUNTS = {
 def main(argv: list[str] | None = None) -> None:
     """Prints what a round of every method costs over its bare model calls."""
     arguments = _parse(argv)
+    if arguments.suite:
+        sizes = MODELS[arguments.random]
+        for result in run_suite(sizes, CASES, iterations=arguments.iterations):
+            print(json.dumps(result), flush=True)
+        return
     require_counts(arguments, num_nodes=2, **dict.fromkeys(_COUNTS, 1))
     if arguments.draft is not None and arguments.target is None:
         raise InputError("give --target with --draft, or --random alone")
@@ -103,6 +111,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add_flags(parser, "draft")
     random = "random weights of these sizes"
     pair.add_argument("--random", choices=MODELS, default="50m", help=random)
+    suite = "time what is known of no GPU, a line of JSON each, instead of a table"
+    add("--suite", choices=["gpu"], help=suite)
     add("--num-nodes", type=int, default=60, help="nodes of the tree, root included")
     for name, (count, what) in _COUNTS.items():
         add(f"--{name.replace('_', '-')}", type=int, default=count, help=what)
