@@ -1,5 +1,7 @@
 """Which drafts are accepted."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -55,24 +57,37 @@ def accept(
     ) -> Acceptance:
         """Follows the child that plain decoding goes on with."""
 
-        def choose(logits: jax.Array, noise: jax.Array | None) -> jax.Array:
+        def choose(
+            logits: jax.Array, noise: jax.Array | None, any_filter: jax.Array
+        ) -> jax.Array:
             if is_greedy:
                 return jnp.argmax(logits).astype(jnp.int32)
             assert noise is not None, "coupled acceptance needs round_draws' noise"
             return draw_tokens(logits, noise, sampling, any_filter)
 
-        def step(node: jax.Array, level: jax.Array) -> Step:
-            token = choose(logits[node], None if noise is None else noise[level])
-            return match_child(tree, node, token)
+        def walk(any_filter: jax.Array) -> Acceptance:
+            def step(node: jax.Array, level: jax.Array) -> Step:
+                one = None if noise is None else noise[level]
+                return match_child(tree, node, choose(logits[node], one, any_filter))
+
+            return verify(tree, step, depth=depth)
 
         def at_once() -> Acceptance:
             depths = ancestor_mask(tree.parents).sum(axis=1) - 1
-            noises = None if noise is None else noise[depths]
-            return match_path(tree, jax.vmap(choose)(logits, noises), depth=depth)
+            every = None if noise is None else noise[depths]
+            tokens = jax.vmap(choose, (0, 0, None))(logits, every, jnp.array(False))
+            return match_path(tree, tokens, depth=depth)
 
-        # What a node's token costs, a GPU hardly feels; each level's steps it does.
+        def on_gpu() -> Acceptance:
+            # Each step of a walk is several kernels. But filters take memory: that of
+            # one node at a time.
+            if is_greedy:
+                return at_once()
+            filtered = functools.partial(walk, jnp.array(True))
+            return jax.lax.cond(any_filter, filtered, at_once)
+
         return jax.lax.platform_dependent(
-            cuda=at_once, default=lambda: verify(tree, step, depth=depth)
+            cuda=on_gpu, default=functools.partial(walk, any_filter)
         )
 
     def reject(
