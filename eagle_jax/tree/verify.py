@@ -129,7 +129,7 @@ def match_path(tree: DraftTree, tokens: jax.Array, *, depth: int) -> Acceptance:
     """
     mask = ancestor_mask(tree.parents)
     depths = mask.sum(axis=1, dtype=jnp.int32) - 1
-    is_match = tree.is_node & (tree.tokens == tokens[tree.parents])
+    is_match = tree.tokens == tokens[tree.parents]
     is_match = is_match.at[ROOT].set(True)
     is_on_path = (is_match | ~mask).all(axis=1)
     last = jnp.argmax(jnp.where(is_on_path & tree.is_node, depths, -1))
