@@ -108,8 +108,11 @@ FILTERED = {
 }
 
 
-def test_texts_are_those_of_other_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over several blocks of a cache, with and without filters, row by row."""
+@pytest.mark.parametrize("filters", [{}, FILTERED], ids=["none", "of some rows"])
+def test_texts_are_those_of_other_platforms(
+    filters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over several blocks of a cache."""
     for name in ("BLOCK", "CPU_BLOCK"):
         monkeypatch.setattr(attention, name, BLOCK)
     pair = tiny.pair(tiny.target_config(**SIZES), tiny.head_config(**SIZES), TREE)
@@ -119,7 +122,7 @@ def test_texts_are_those_of_other_platforms(monkeypatch: pytest.MonkeyPatch) -> 
         temperature=[0.0, 0.7, 1.0, 1.5],
         seeds=range(4),
         prompt_bucket=20,
-        **FILTERED,
+        **filters,
     )
     decoder = Decoder(target=pair.target, drafter=pair.drafter, acceptance="coupled")
     call = (decoder, pair.params, requests)
