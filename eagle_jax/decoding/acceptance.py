@@ -45,70 +45,79 @@ def accept(
     Returns:
         The outcomes: `[B, P]` paths, `[B]` counts and next tokens.
     """
-    rows, depth, is_greedy = state.rows, decoder.depth, decoder.rule == "greedy"
+    rows = state.rows
     # Of the whole batch: mapped over rows, a `cond` would run both branches.
     any_filter = rows.sampling.any_filter
+    if decoder.rule == "rejection":
+        reject = functools.partial(_reject, decoder, any_filter)
+        places = rows.keys, state.lengths - 1
+        return jax.vmap(reject)(tree, logits, rows.sampling, *places)
+    follow = functools.partial(_follow, decoder, any_filter)
+    noise = None if decoder.rule == "greedy" else noise
+    return jax.vmap(follow)(tree, logits, rows.sampling, noise)
 
-    def follow(
-        tree: DraftTree,
-        logits: jax.Array,
-        sampling: SamplingParams,
-        noise: jax.Array | None,
-    ) -> Acceptance:
-        """Follows the child that plain decoding goes on with."""
 
-        def choose(
-            logits: jax.Array, noise: jax.Array | None, any_filter: jax.Array
-        ) -> jax.Array:
-            if is_greedy:
-                return jnp.argmax(logits).astype(jnp.int32)
-            assert noise is not None, "coupled acceptance needs round_draws' noise"
-            return draw_tokens(logits, noise, sampling, any_filter)
+def _follow(
+    decoder: Decoder,
+    any_filter: jax.Array,
+    tree: DraftTree,
+    logits: jax.Array,
+    sampling: SamplingParams,
+    noise: jax.Array | None,
+) -> Acceptance:
+    """Follows the child that plain decoding goes on with."""
+    depth, is_greedy = decoder.depth, decoder.rule == "greedy"
 
-        def walk(any_filter: jax.Array) -> Acceptance:
-            def step(node: jax.Array, level: jax.Array) -> Step:
-                one = None if noise is None else noise[level]
-                return match_child(tree, node, choose(logits[node], one, any_filter))
+    def choose(
+        logits: jax.Array, noise: jax.Array | None, any_filter: jax.Array
+    ) -> jax.Array:
+        if is_greedy:
+            return jnp.argmax(logits).astype(jnp.int32)
+        assert noise is not None, "coupled acceptance needs round_draws' noise"
+        return draw_tokens(logits, noise, sampling, any_filter)
 
-            return verify(tree, step, depth=depth)
-
-        def at_once() -> Acceptance:
-            depths = ancestor_mask(tree.parents).sum(axis=1) - 1
-            every = None if noise is None else noise[depths]
-            tokens = jax.vmap(choose, (0, 0, None))(logits, every, jnp.array(False))
-            return match_path(tree, tokens, depth=depth)
-
-        def on_gpu() -> Acceptance:
-            # Each step of a walk is several kernels. But filters take memory: that of
-            # one node at a time.
-            if is_greedy:
-                return at_once()
-            filtered = functools.partial(walk, jnp.array(True))
-            return jax.lax.cond(any_filter, filtered, at_once)
-
-        return jax.lax.platform_dependent(
-            cuda=on_gpu, default=functools.partial(walk, any_filter)
-        )
-
-    def reject(
-        tree: DraftTree,
-        logits: jax.Array,
-        sampling: SamplingParams,
-        key: jax.Array,
-        root_position: jax.Array,
-    ) -> Acceptance:
-        """Tests each node's children by rejection, with coins of its own."""
-        coins = rejection_noise(key, root_position, *logits.shape)
-        is_drawn = tree.draft_logits is not None
-        test = reject_drawn_siblings if is_drawn else reject_siblings
-
+    def walk(any_filter: jax.Array) -> Acceptance:
         def step(node: jax.Array, level: jax.Array) -> Step:
-            wanted = distribution(logits[node], sampling, any_filter)
-            return test(tree, node, wanted, *coins)
+            one = None if noise is None else noise[level]
+            return match_child(tree, node, choose(logits[node], one, any_filter))
 
         return verify(tree, step, depth=depth)
 
-    if decoder.rule == "rejection":
-        keys = rows.keys, state.lengths - 1
-        return jax.vmap(reject)(tree, logits, rows.sampling, *keys)
-    return jax.vmap(follow)(tree, logits, rows.sampling, None if is_greedy else noise)
+    def at_once() -> Acceptance:
+        depths = ancestor_mask(tree.parents).sum(axis=1) - 1
+        every = None if noise is None else noise[depths]
+        tokens = jax.vmap(choose, (0, 0, None))(logits, every, jnp.array(False))
+        return match_path(tree, tokens, depth=depth)
+
+    def on_gpu() -> Acceptance:
+        # Each step of a walk is several kernels. But filters take memory: that of
+        # one node at a time.
+        if is_greedy:
+            return at_once()
+        filtered = functools.partial(walk, jnp.array(True))
+        return jax.lax.cond(any_filter, filtered, at_once)
+
+    return jax.lax.platform_dependent(
+        cuda=on_gpu, default=functools.partial(walk, any_filter)
+    )
+
+
+def _reject(
+    decoder: Decoder,
+    any_filter: jax.Array,
+    tree: DraftTree,
+    logits: jax.Array,
+    sampling: SamplingParams,
+    key: jax.Array,
+    root_position: jax.Array,
+) -> Acceptance:
+    """Tests each node's children by rejection, with coins of its own."""
+    coins = rejection_noise(key, root_position, *logits.shape)
+    is_drawn = tree.draft_logits is not None
+    test = reject_drawn_siblings if is_drawn else reject_siblings
+
+    def step(node: jax.Array, level: jax.Array) -> Step:
+        wanted = distribution(logits[node], sampling, any_filter)
+        return test(tree, node, wanted, *coins)
+
+    return verify(tree, step, depth=decoder.depth)
