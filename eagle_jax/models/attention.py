@@ -10,6 +10,7 @@ their own memory is multiplied several times as fast.
 
 import functools
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -185,10 +186,12 @@ def _is_for_kernel(rows: jax.Array, cached: KeyValues) -> bool:
         return False
     gpus = [device for device in jax.local_devices() if device.platform == "gpu"]
     if gpus:
-        return all(float(gpu.compute_capability) >= 8 for gpu in gpus)
-    # A program for a machine that is not there.
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return device is not None and device.platform in ("cuda", "gpu")
+        is_new = all(float(gpu.compute_capability) >= 8 for gpu in gpus)
+    else:  # A program for a machine that is not there.
+        device = jax.sharding.get_abstract_mesh().abstract_device
+        is_new = device is not None and device.platform in ("cuda", "gpu")
+    # JAX has announced that it will go.
+    return is_new and find_spec("jax.experimental.pallas.triton") is not None
 
 
 def _add_blocks(
