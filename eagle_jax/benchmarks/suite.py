@@ -13,7 +13,7 @@ import numpy as np
 
 from eagle_jax.benchmarks.random_pairs import open_random
 from eagle_jax.benchmarks.rounds import time_decoding, time_drafts
-from eagle_jax.config import DraftQuantization, TreeConfig
+from eagle_jax.config import DraftQuantization, Dtype, TreeConfig
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests, round_up_slots
 from eagle_jax.engine import Pair, PairConfig, load_embedded_pair
@@ -55,7 +55,11 @@ CASES = (
 
 
 def run_suite(
-    config: TransformerConfig, cases: Sequence[SuiteCase], *, iterations: int
+    config: TransformerConfig,
+    cases: Sequence[SuiteCase],
+    *,
+    iterations: int,
+    dtype: Dtype = "auto",
 ) -> Iterator[dict[str, Any]]:
     """Times rounds of a random pair, then compares texts of the embedded one.
 
@@ -63,16 +67,18 @@ def run_suite(
         config: The target's sizes.
         cases: The cases, in order.
         iterations: The rounds per measurement.
+        dtype: The type of weights and caches, as `PairConfig` has it.
 
     Yields:
         Each case with the medians of a token, a round and its drafts in milliseconds;
         at last how many texts are those that the CPU writes.
     """
-    target = open_random(config, PairConfig()).load().params.target
+    target = open_random(config, PairConfig(dtype=dtype)).load().params.target
     for case in cases:
         begun = time.perf_counter()
-        quantization = case.draft_quantization
-        settings = PairConfig(tree=case.tree, draft_quantization=quantization)
+        settings = PairConfig(
+            tree=case.tree, draft_quantization=case.draft_quantization, dtype=dtype
+        )
         pair = with_target(open_random(config, settings), target)
         if case.vocabulary is not None and pair.draft is not None:
             tokens = tuple(range(min(case.vocabulary, config.vocab_size)))

@@ -32,6 +32,7 @@ from eagle_jax.engine.calls import check_memory
 from eagle_jax.engine.open import open_pair, with_target
 from eagle_jax.errors import InputError
 from eagle_jax.methods import METHODS, PLAIN, SMALL_MODEL
+from eagle_jax.models.devices import on_cpu
 
 _CAPTION = (
     "milliseconds, medians; bare calls: the draft model's, then the target's over the "
@@ -52,12 +53,10 @@ _COUNTS = {
 def main(argv: list[str] | None = None) -> None:
     """Prints what a round of every method costs over its bare model calls."""
     arguments = _parse(argv)
-    if arguments.suite:
-        sizes = MODELS[arguments.random]
-        for result in run_suite(sizes, CASES, iterations=arguments.iterations):
-            print(json.dumps(result), flush=True)
-        return
     require_counts(arguments, num_nodes=2, **dict.fromkeys(_COUNTS, 1))
+    if arguments.suite:
+        _run_suite(arguments)
+        return
     if arguments.draft is not None and arguments.target is None:
         raise InputError("give --target with --draft, or --random alone")
     if arguments.target is not None:
@@ -101,6 +100,17 @@ def main(argv: list[str] | None = None) -> None:
         nodes = num_nodes(pairs[name]) if name in pairs else 1
         table.add_row(name, str(nodes), *(f"{time:.2f}" for time in cost.values()))
     Console().print(table)
+
+
+def _run_suite(arguments: argparse.Namespace) -> None:
+    if arguments.target is not None:
+        raise InputError("--suite times random weights: give --random, not --target")
+    # A CPU has neither time nor memory for many rows and long caches.
+    cases = [case for case in CASES if case.rows * case.slots < 2**14 or not on_cpu()]
+    sizes, iterations = MODELS[arguments.random], arguments.iterations
+    dtype = arguments.dtype
+    for result in run_suite(sizes, cases, iterations=iterations, dtype=dtype):
+        print(json.dumps(result), flush=True)
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:

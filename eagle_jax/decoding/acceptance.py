@@ -50,8 +50,8 @@ def accept(
     any_filter = rows.sampling.any_filter
     if decoder.rule == "rejection":
         reject = functools.partial(_reject, decoder, any_filter)
-        places = rows.keys, state.lengths - 1
-        return jax.vmap(reject)(tree, logits, rows.sampling, *places)
+        keys_and_places = rows.keys, state.lengths - 1
+        return jax.vmap(reject)(tree, logits, rows.sampling, *keys_and_places)
     follow = functools.partial(_follow, decoder, any_filter)
     noise = None if decoder.rule == "greedy" else noise
     return jax.vmap(follow)(tree, logits, rows.sampling, noise)

@@ -185,8 +185,9 @@ def _is_for_kernel(rows: jax.Array, cached: KeyValues) -> bool:
     if not (is_narrow and is_shape) or cached.keys.shape[2] % 16 or num_parts() > 1:
         return False
     gpus = [device for device in jax.local_devices() if device.platform == "gpu"]
-    if gpus:
-        is_new = all(float(gpu.compute_capability) >= 8 for gpu in gpus)
+    versions = [gpu.compute_capability for gpu in gpus]
+    if versions:  # AMD's begin with letters.
+        is_new = all(one[0].isdigit() and float(one) >= 8 for one in versions)
     else:  # A program for a machine that is not there.
         device = jax.sharding.get_abstract_mesh().abstract_device
         is_new = device is not None and device.platform in ("cuda", "gpu")

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from eagle_jax.models.attention import capped
 from eagle_jax.models.cache import KeyValues
 
 _BLOCK, _LEAST = 64, 16  # The most rows and columns of a product, and the least.
@@ -113,10 +114,7 @@ def _kernel(
     queries = read(group * num_rows + number * tile, is_row)
 
     def add(before: Any, kept: jax.Array, mixed: jax.Array, is_seen: jax.Array) -> Any:
-        scores = dot(queries, kept.T)
-        if cap is not None:
-            scores = jnp.tanh(scores / cap) * cap
-        scores = jnp.where(is_seen, scores, _LOWEST)
+        scores = jnp.where(is_seen, capped(dot(queries, kept.T), cap), _LOWEST)
         top = jnp.maximum(before[0], scores.max(axis=1))
         weights, scale = jnp.exp(scores - top[:, None]), jnp.exp(before[0] - top)
         total = before[1] * scale + weights.sum(axis=1)

@@ -72,6 +72,7 @@ _CASES = [
     ("tune --method lookup --draft-vocabulary 9@a", "lookup does not read"),
     ("benchmark --batch-size 1000000000", f"batch_size = 1000000000{_MEMORY}"),
     ("benchmark --methods small-model", "give --target FOLDER and --draft FOLDER"),
+    ("benchmark --suite gpu --target head", "give --random, not --target"),
     ("benchmark --draft head", "give --target with --draft"),
     ("calibrate --output /dev/full", _FULL),
     ("calibrate --target nowhere --prompts one.json", "method eagle2 needs --draft"),

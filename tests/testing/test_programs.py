@@ -6,6 +6,7 @@ import pytest
 
 from eagle_jax.testing.programs import (
     count_collectives,
+    count_kernels,
     find_copies,
     find_host_calls,
     loop_lines,
@@ -64,3 +65,34 @@ def test_collectives_count_once_and_their_bytes_where_they_end() -> None:
     ]
     assert count_collectives(lines) == {"all-gather": 1, "all-reduce": 1}
     assert moved_bytes(lines) == 4 * 8 * 2 + 2 * 4 + 3 * 4
+
+
+def test_kernels_of_a_round_count_as_often_as_they_run() -> None:
+    times = 'backend_config={"known_trip_count":{"n":"3"}}'
+    text = f"""HloModule toy
+
+%inner (p: f32[2]) -> f32[2] {{
+  %p = f32[2]{{0}} parameter(0)
+  %twice = f32[2]{{0}} fusion(%p), kind=kLoop, calls=%fused
+  ROOT %copy = f32[2]{{0}} copy(%twice)
+}}
+
+%goes_on (p: f32[2]) -> pred[] {{
+  %p = f32[2]{{0}} parameter(0)
+  ROOT %less = pred[] fusion(%p), kind=kLoop, calls=%fused
+}}
+
+%round (p: f32[2]) -> f32[2] {{
+  %p = f32[2]{{0}} parameter(0)
+  %same = f32[2]{{0}} bitcast(%p)
+  %dot = (f32[2]{{0}}, s8[64]{{0}}) custom-call(%same), custom_call_target="gemm"
+  ROOT %loop = f32[2]{{0}} while(%p), condition=%goes_on, body=%inner, {times}
+}}
+
+ENTRY %main (p: f32[2]) -> f32[2] {{
+  %p = f32[2]{{0}} parameter(0)
+  %before = f32[2]{{0}} fusion(%p), kind=kLoop, calls=%fused
+  ROOT %rounds = f32[2]{{0}} while(%before), condition=%goes_on, body=%round
+}}
+"""
+    assert count_kernels(text) == 1 + 3 * (2 + 1) + 1
