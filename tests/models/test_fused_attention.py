@@ -93,7 +93,7 @@ def test_older_gpus_and_others_mix_as_before(
     version: str, is_fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = types.SimpleNamespace(platform="gpu", compute_capability=version)
-    monkeypatch.setattr(jax, "local_devices", lambda: [gpu])
+    monkeypatch.setattr(jax, "local_devices", lambda **_: [gpu])
     assert is_run(60, 1088, 128, "bfloat16", H100) == is_fused
 
 
