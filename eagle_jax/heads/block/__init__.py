@@ -32,7 +32,7 @@ from eagle_jax.models.layers import (
 )
 from eagle_jax.models.linear import init_matrix, linear
 from eagle_jax.models.rope import rotary_tables
-from eagle_jax.models.transformer import output_head, unembed
+from eagle_jax.models.transformer import unembed_by
 from eagle_jax.prng import own_keys
 
 
@@ -224,7 +224,7 @@ class BlockHead(StoredBlockHead):
         states = self.run(params.head, params.embedding[tokens], mix)
         # A tree of `D` levels waits for `D + 1` tokens, and reads as many rows less 1.
         used = states[:, config.first_row : config.first_row + waiting - 1]
-        logits = unembed(output_head(params), used)
+        logits = unembed_by(params, used)
         markov = params.head.markov
         before = None if markov is None else markov.before[root]
         count = after(state.count, logits[:, 0, 0])

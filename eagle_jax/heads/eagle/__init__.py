@@ -30,8 +30,7 @@ from eagle_jax.models.linear import init_matrix, linear
 from eagle_jax.models.transformer import (
     TransformerConfig,
     output_columns,
-    output_head,
-    unembed,
+    unembed_by,
 )
 from eagle_jax.prng import own_keys
 
@@ -183,7 +182,7 @@ class EagleHead(FeatureHead):
     def logits(
         self, params: HeadParams, outputs: jax.Array, *, level: int
     ) -> jax.Array:
-        return unembed(output_head(params), outputs)
+        return unembed_by(params, outputs)
 
     def tokens(self, params: HeadParams, choices: jax.Array) -> jax.Array:
         # `W = V` unless the output head is narrowed.
