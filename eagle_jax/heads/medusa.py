@@ -35,7 +35,12 @@ from eagle_jax.heads.levels import (
 from eagle_jax.heads.loss import Batch
 from eagle_jax.heads.settings import LevelSettings
 from eagle_jax.models.linear import init_matrix
-from eagle_jax.models.transformer import TransformerConfig, output_head, unembed
+from eagle_jax.models.transformer import (
+    TransformerConfig,
+    output_head,
+    unembed,
+    unembed_by,
+)
 from eagle_jax.prng import own_keys
 
 # Where the heads are part of a whole model's state, whose other tensors are left out.
@@ -186,8 +191,8 @@ class MedusaHeads(PositionHeads):
         self, params: HeadParams, outputs: jax.Array, *, level: int
     ) -> jax.Array:
         head = params.head.heads[level - 1]
-        table = output_head(params) if head.output_head is None else head.output_head
-        return unembed(table, _states(head, outputs))
+        states, own = _states(head, outputs), head.output_head
+        return unembed_by(params, states) if own is None else unembed(own, states)
 
 
 def _states(params: MedusaHeadParams, hidden: jax.Array) -> jax.Array:

@@ -27,7 +27,13 @@ from eagle_jax.heads.eagle3.loss import Eagle3Loss, eagle3_loss
 from eagle_jax.heads.head import HeadParams, check_size
 from eagle_jax.models.layers import LayerParams, init_layer, rms_norm
 from eagle_jax.models.linear import init_matrix, linear
-from eagle_jax.models.transformer import Tables, TransformerConfig, output_head, unembed
+from eagle_jax.models.transformer import (
+    Tables,
+    TransformerConfig,
+    output_head,
+    unembed,
+    unembed_by,
+)
 from eagle_jax.prng import own_keys
 
 _FEWEST_LAYERS = 7
@@ -241,9 +247,8 @@ class Eagle3Head(StoredEagle3Head):
         self, params: HeadParams, outputs: jax.Array, *, level: int
     ) -> jax.Array:
         # The head's own output head gives `W` of them.
-        table = params.head.output_head
-        table = output_head(params) if table is None else table
-        return unembed(table, self._norm(outputs, params.head.norm))
+        own, states = params.head.output_head, self._norm(outputs, params.head.norm)
+        return unembed_by(params, states) if own is None else unembed(own, states)
 
     def tokens(self, params: HeadParams, choices: jax.Array) -> jax.Array:
         return target_tokens(params.head.offsets, choices)
