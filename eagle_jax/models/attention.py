@@ -27,7 +27,10 @@ CPU_BLOCK = 256
 """The same on CPUs."""
 
 _MOST_TOKENS = 128
-"""The most new tokens that GPUs mix by a kernel; prompts are read in larger chunks."""
+"""The most new tokens that are not a prompt's: GPUs mix them by a kernel."""
+
+_FEW_QUERIES, _MANY_KEYS = range(2, 8), 64
+"""The queries and the least keys that CPUs multiply sooner one query at a time."""
 
 _LOWEST = jnp.finfo(jnp.float32).min
 
@@ -106,9 +109,12 @@ def attend(
     if num_slots <= CPU_BLOCK:
         found = read_whole()
     else:
+        # Of a short cache, half a block more is much to read for a few tokens.
+        is_short = num_slots <= 2 * CPU_BLOCK and num_tokens <= _MOST_TOKENS
+        cpu_block = CPU_BLOCK // 2 if is_short else CPU_BLOCK
         found = jax.lax.platform_dependent(
             cuda=read_on_gpu,
-            cpu=lambda: read(CPU_BLOCK),
+            cpu=lambda: read(cpu_block),
             default=lambda: read(BLOCK) if is_long else read_whole(),
         )
     if sinks is not None:
@@ -233,7 +239,7 @@ def _mix(rows: jax.Array, cap: float | None, segments: Sequence[_Segment]) -> _M
     flat = rows.reshape(*rows.shape[:2], -1, rows.shape[-1])
 
     def score(kept: KeyValues, is_visible: jax.Array) -> jax.Array:
-        scores = _batched_dot(flat, kept.keys, contract=3).reshape(*rows.shape[:4], -1)
+        scores = _score(flat, kept.keys).reshape(*rows.shape[:4], -1)
         return jnp.where(is_visible, capped(scores, cap), _LOWEST)
 
     def mix(weights: jax.Array, values: jax.Array) -> jax.Array:
@@ -288,6 +294,19 @@ def _join(one: _Mixed, other: _Mixed) -> _Mixed:
         one[1] * scales[0] + other[1] * scales[1],
         one[2] * scales[0] + other[2] * scales[1],
     )
+
+
+def _score(rows: jax.Array, keys: jax.Array) -> jax.Array:
+    """Returns the scores `[B, G, M, S]` of queries `[B, G, M, A]`, not yet capped."""
+    product = functools.partial(_batched_dot, contract=3)
+    if rows.shape[2] not in _FEW_QUERIES or keys.shape[2] < _MANY_KEYS:
+        return product(rows, keys)
+
+    def one_by_one(rows: jax.Array, keys: jax.Array) -> jax.Array:
+        ones = jnp.split(rows, rows.shape[2], axis=2)
+        return jnp.concatenate([product(one, keys) for one in ones], axis=2)
+
+    return jax.lax.platform_dependent(rows, keys, cpu=one_by_one, default=product)
 
 
 def _batched_dot(rows: jax.Array, segment: jax.Array, *, contract: int) -> jax.Array:

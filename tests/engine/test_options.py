@@ -12,10 +12,10 @@ from tests.engine.test_engine import DRAFTER, MakeEngine, make_engine
 __all__ = ["make_engine"]
 
 
-def test_few_rows_are_multiplied_otherwise_and_to_the_same() -> None:
+def test_few_rows_and_thousands_are_multiplied_otherwise_and_to_the_same() -> None:
     matrix = jax.random.normal(jax.random.key(0), (256, 512))
     product = jax.jit(jnp.matmul)
-    for rows in (1, 2, 8, 63, 64):
+    for rows in (1, 2, 8, 63, 64, 2048):
         x = jax.random.normal(jax.random.key(rows), (rows, 256))
         compiled = product.lower(x, matrix).compile(options_of(rows))
         default = product.lower(x, matrix).compile()
@@ -30,11 +30,11 @@ def test_an_xla_without_the_option_compiles_as_it_does(
     def refuse(*_: object) -> None:
         raise JaxRuntimeError("No such compile option")
 
-    options._few_rows.cache_clear()
+    options._by_eigen.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(jax.stages.Lowered, "compile", refuse)
         assert options_of(8) is None
-    options._few_rows.cache_clear()
+    options._by_eigen.cache_clear()
 
 
 @pytest.mark.parametrize("drafter", [DRAFTER, None], ids=["drafts", "plain"])

@@ -140,6 +140,17 @@ def test_scores_have_a_scale_and_a_cap_and_sinks_take_their_share(
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("count, keys, products", [(1, 64, 1), (3, 64, 3), (3, 63, 1)])
+def test_few_queries_are_scored_one_at_a_time_to_the_same(
+    count: int, keys: int, products: int
+) -> None:
+    rows, segment = drawn(B, G, count, A), drawn(B, G, keys, A, seed=1)
+    scored = jax.jit(attention._score).lower(rows, segment).compile()
+    assert scored.as_text().count(" dot(") == products
+    wanted = np.einsum("bgma,bgsa->bgms", rows, segment)
+    np.testing.assert_allclose(scored(rows, segment), wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_slots_after_the_length_are_never_read() -> None:
     query, mask = drawn(B, T, H, A), np.stack([CAUSAL, SIBLINGS])
     cached, new = key_values(S, 1), key_values(T, 2)
