@@ -146,7 +146,7 @@ def test_few_queries_are_scored_one_at_a_time_to_the_same(
 ) -> None:
     rows, segment = drawn(B, G, count, A), drawn(B, G, keys, A, seed=1)
     scored = jax.jit(attention._score).lower(rows, segment).compile()
-    assert scored.as_text().count(" dot(") == products
+    assert str(scored.as_text()).count(" dot(") == products
     wanted = np.einsum("bgma,bgsa->bgms", rows, segment)
     np.testing.assert_allclose(scored(rows, segment), wanted, rtol=1e-5, atol=1e-6)
 
