@@ -109,12 +109,9 @@ def attend(
     if num_slots <= CPU_BLOCK:
         found = read_whole()
     else:
-        # Of a short cache, half a block more is much to read for a few tokens.
-        is_short = num_slots <= 2 * CPU_BLOCK and num_tokens <= _MOST_TOKENS
-        cpu_block = CPU_BLOCK // 2 if is_short else CPU_BLOCK
         found = jax.lax.platform_dependent(
             cuda=read_on_gpu,
-            cpu=lambda: read(cpu_block),
+            cpu=lambda: read(_cpu_block(num_slots, num_tokens)),
             default=lambda: read(BLOCK) if is_long else read_whole(),
         )
     if sinks is not None:
@@ -199,6 +196,12 @@ def _is_for_kernel(rows: jax.Array, cached: KeyValues) -> bool:
         is_new = device is not None and device.platform in ("cuda", "gpu")
     # JAX has announced that it will go.
     return is_new and find_spec("jax.experimental.pallas.triton") is not None
+
+
+def _cpu_block(num_slots: int, num_tokens: int) -> int:
+    # Of a short cache, half a block more is much to read for a few tokens.
+    is_short = num_slots <= 2 * CPU_BLOCK and num_tokens <= _MOST_TOKENS
+    return CPU_BLOCK // 2 if is_short else CPU_BLOCK
 
 
 def _add_blocks(
