@@ -27,7 +27,7 @@ CPU_BLOCK = 256
 """The same on CPUs."""
 
 _MOST_TOKENS = 128
-"""The most new tokens that are not a prompt's: GPUs mix them by a kernel."""
+"""The most new tokens that GPUs mix by a kernel; prompts are read in larger chunks."""
 
 _FEW_QUERIES, _MANY_KEYS = range(2, 8), 64
 """The queries and the least keys that CPUs multiply sooner one query at a time."""
@@ -200,8 +200,8 @@ def _is_for_kernel(rows: jax.Array, cached: KeyValues) -> bool:
 
 def _cpu_block(num_slots: int, num_tokens: int) -> int:
     # Of a short cache, half a block more is much to read for a few tokens.
-    is_short = num_slots <= 2 * CPU_BLOCK and num_tokens <= _MOST_TOKENS
-    return CPU_BLOCK // 2 if is_short else CPU_BLOCK
+    half = CPU_BLOCK // 2
+    return half if num_slots <= 4 * half and num_tokens <= half else CPU_BLOCK
 
 
 def _add_blocks(
