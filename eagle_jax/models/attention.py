@@ -302,7 +302,8 @@ def _join(one: _Mixed, other: _Mixed) -> _Mixed:
 def _score(rows: jax.Array, keys: jax.Array) -> jax.Array:
     """Returns the scores `[B, G, M, S]` of queries `[B, G, M, A]`, not yet capped."""
     product = functools.partial(_batched_dot, contract=3)
-    if rows.shape[2] not in _FEW_QUERIES or keys.shape[2] < _MANY_KEYS:
+    is_sooner = rows.shape[2] in _FEW_QUERIES and keys.shape[2] >= _MANY_KEYS
+    if not is_sooner or num_parts() > 1:  # XLA would move queries between devices.
         return product(rows, keys)
 
     def one_by_one(rows: jax.Array, keys: jax.Array) -> jax.Array:
