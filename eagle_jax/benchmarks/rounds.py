@@ -19,7 +19,9 @@ from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import TreeDrafter, find_tree_drafter
 from eagle_jax.engine import Pair
-from eagle_jax.interface import Params, Target
+from eagle_jax.engine.ladder import num_nodes
+from eagle_jax.engine.options import options_of
+from eagle_jax.interface import Drafter, Params, Target
 from eagle_jax.methods import PLAIN
 
 Body = Callable[[Params, DecodeState, jax.Array], jax.Array]
@@ -64,11 +66,11 @@ def time_rounds(
         programs[name, "round"], state = time_decoding(
             decoder, pair.params, requests, num_slots=num_slots
         )
-        bodies = [_verify_body(pair.target, num_nodes(pair))]
+        bodies = [_verify_body(pair.target, num_nodes(pair.drafter))]
         grower = find_tree_drafter(pair.drafter)
         if grower is not None:
             bodies.insert(0, _draft_calls(grower))
-        programs[name, "calls"] = _time_loop(bodies, pair.params, state, iterations)
+        programs[name, "calls"] = _time_loop(bodies, pair, state, iterations)
     for program in programs.values():
         program()  # Compiles, and touches all memory once.
     turns = []
@@ -85,11 +87,6 @@ def time_rounds(
     return costs
 
 
-def num_nodes(pair: Pair) -> int:
-    """Returns the number of nodes that a pair's target verifies in a round, `N`."""
-    return getattr(pair.drafter, "num_nodes", 1)  # The root alone.
-
-
 def time_decoding(
     decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
 ) -> tuple[Callable[[], float], DecodeState]:
@@ -103,20 +100,24 @@ def time_decoding(
         state = speculative.prefill(decoder, params, requests, num_slots=num_slots)
         return jax.block_until_ready(state)
 
+    first = prefill()
+    lowered = speculative.decode.lower(decoder, params, first)
+    decode = lowered.compile(_options(decoder.drafter, first))
+
     def run() -> float:
         state = prefill()
         started = time.perf_counter()
-        state = jax.block_until_ready(speculative.decode(decoder, params, state))
+        state = jax.block_until_ready(decode(params, state))
         return (time.perf_counter() - started) / max(int(state.num_rounds.max()), 1)
 
-    return run, prefill()
+    return run, first
 
 
 def time_drafts(pair: Pair, state: DecodeState, iterations: int) -> Callable[[], float]:
     """Returns a timer of the draft model's calls of a round, in seconds."""
     grower = find_tree_drafter(pair.drafter)
     assert grower is not None, "this method has no draft model"
-    return _time_loop([_draft_calls(grower)], pair.params, state, iterations)
+    return _time_loop([_draft_calls(grower)], pair, state, iterations)
 
 
 def _verify_body(target: Target, num_nodes: int) -> Body:
@@ -167,9 +168,10 @@ def _draft_calls(drafter: TreeDrafter) -> Body:
 
 
 def _time_loop(
-    bodies: Sequence[Body], params: Params, state: DecodeState, iterations: int
+    bodies: Sequence[Body], pair: Pair, state: DecodeState, iterations: int
 ) -> Callable[[], float]:
     """Returns a function that times the bodies, one after another, in seconds."""
+    params = pair.params
 
     @jax.jit
     def loop(params: Params, state: DecodeState) -> jax.Array:
@@ -180,12 +182,18 @@ def _time_loop(
 
         return jax.lax.fori_loop(0, iterations, step, state.root)
 
+    program = loop.lower(params, state).compile(_options(pair.drafter, state))
+
     def run() -> float:
         started = time.perf_counter()
-        jax.block_until_ready(loop(params, state))
+        jax.block_until_ready(program(params, state))
         return (time.perf_counter() - started) / iterations
 
     return run
+
+
+def _options(drafter: Drafter | None, state: DecodeState) -> Any:
+    return options_of(len(state.root) * num_nodes(drafter))
 
 
 def _waiting(tokens: jax.Array, result: jax.Array) -> jax.Array:

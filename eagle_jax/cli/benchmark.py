@@ -19,7 +19,7 @@ from rich.table import Column, Table
 
 from eagle_jax.benchmarks.models import MODELS
 from eagle_jax.benchmarks.random_pairs import open_random
-from eagle_jax.benchmarks.rounds import FIGURES, num_nodes, time_rounds
+from eagle_jax.benchmarks.rounds import FIGURES, time_rounds
 from eagle_jax.benchmarks.suite import CASES, run_suite
 from eagle_jax.cli.command import Parser, command, say
 from eagle_jax.cli.pair_flags import add_flags
@@ -29,6 +29,7 @@ from eagle_jax.config import TreeConfig, require_counts
 from eagle_jax.decoding.requests import make_requests, round_up_slots
 from eagle_jax.engine import Pair, PairConfig
 from eagle_jax.engine.calls import check_memory
+from eagle_jax.engine.ladder import num_nodes
 from eagle_jax.engine.open import open_pair, with_target
 from eagle_jax.errors import InputError
 from eagle_jax.methods import METHODS, PLAIN, SMALL_MODEL
@@ -97,7 +98,7 @@ def main(argv: list[str] | None = None) -> None:
     first = Column("method", min_width=max(map(len, costs)))
     table = Table(first, "nodes", *FIGURES, title=title, caption=_CAPTION)
     for name, cost in costs.items():
-        nodes = num_nodes(pairs[name]) if name in pairs else 1
+        nodes = num_nodes(pairs[name].drafter) if name in pairs else 1
         table.add_row(name, str(nodes), *(f"{time:.2f}" for time in cost.values()))
     Console().print(table)
 
