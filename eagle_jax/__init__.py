@@ -25,6 +25,8 @@ from eagle_jax.decoding.speculative import generate
 from eagle_jax.decoding.state import DecodeState, StopReason
 from eagle_jax.drafting import (
     DraftModel,
+    LookaheadConfig,
+    LookaheadDrafter,
     LookupConfig,
     LookupDrafter,
     RecyclingConfig,
@@ -80,6 +82,8 @@ __all__ = [
     "InputError",
     "LayerConfig",
     "LogprobsConfig",
+    "LookaheadConfig",
+    "LookaheadDrafter",
     "LookupConfig",
     "LookupDrafter",
     "MeshShape",

@@ -16,6 +16,8 @@ from eagle_jax.checkpoints.draft_files import find_calibration, read_choices
 from eagle_jax.config import ChainConfig, PlainConfig, StaticConfig, TreeConfig
 from eagle_jax.drafting import (
     DraftModel,
+    LookaheadConfig,
+    LookaheadDrafter,
     LookupConfig,
     LookupDrafter,
     RecyclingConfig,
@@ -245,6 +247,10 @@ def _lookup(settings: LookupConfig, context: Context) -> LookupDrafter:
     )
 
 
+def _lookahead(settings: LookaheadConfig, context: Context) -> LookaheadDrafter:
+    return LookaheadDrafter(vocab_size=context.vocab_size, **vars(settings))
+
+
 def _recycling(settings: RecyclingConfig, context: Context) -> RecyclingDrafter:
     shape = read_choices(settings.choices, RECYCLING_TREE)
     return RecyclingDrafter(vocab_size=context.vocab_size, tree=shape)
@@ -296,6 +302,9 @@ _RUNGS = tuple(
 )
 # The published chain of lookup has 10 tokens.
 _LOOKUPS = _sizes(LookupConfig, "3/2/1 6/5/1 11/10/1 17/16/1", max_ngram=(2, 3, 5))
+_LOOKAHEADS = _sizes(  # The paper's largest, for an A100, are 5/15/15.
+    LookaheadConfig, "2/2/2 3/3/3 4/3/3 5/5/5 5/7/7 5/15/15", "level/window/guesses"
+)
 _CHAINS = _sizes(ChainConfig, "1 2 3 4 5 6 8 10", "depth")
 _SWITCHES = _sizes(SwitchConfig, "8/7/1 10/4/4 26/6/4 60/6/10", min_match=(3, 5, 8))
 
@@ -305,6 +314,7 @@ _ROWS = (
     Method("small-model", TreeConfig, _tree_or_chain, SMALL_MODEL, _RUNGS, _TRIALS),
     Method("lookup", LookupConfig, _lookup, None, _RUNGS, _LOOKUPS, False),
     Method("medusa", StaticConfig, _static(MEDUSA_TREE), MEDUSA),
+    Method("lookahead", LookaheadConfig, _lookahead, None, (), _LOOKAHEADS, False),
     Method("hydra", StaticConfig, _static(MEDUSA_TREE), HYDRA),
     Method("chain", ChainConfig, _chain, EAGLE, ({"depth": 3},), _CHAINS),
     Method("eagle1", StaticConfig, _static(EAGLE1_TREE), EAGLE),

@@ -1,6 +1,7 @@
 """Drafters: all that propose a tree, each behind the `Drafter` protocol."""
 
 from eagle_jax.drafting.calibration import Calibration, Confidence
+from eagle_jax.drafting.lookahead import LookaheadConfig, LookaheadDrafter
 from eagle_jax.drafting.lookup import LookupConfig, LookupDrafter
 from eagle_jax.drafting.model import DraftModel
 from eagle_jax.drafting.recycling import RecyclingConfig, RecyclingDrafter
@@ -13,6 +14,8 @@ __all__ = [
     "Calibration",
     "Confidence",
     "DraftModel",
+    "LookaheadConfig",
+    "LookaheadDrafter",
     "LookupConfig",
     "LookupDrafter",
     "RecyclingConfig",

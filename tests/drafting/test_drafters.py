@@ -16,6 +16,7 @@ from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.drafting import (
     Calibration,
     Confidence,
+    LookaheadDrafter,
     LookupDrafter,
     RecyclingDrafter,
     RootOnly,
@@ -72,6 +73,10 @@ WITHOUT_WEIGHTS: dict[str, Drafter] = {
     "lookup tree": LookupDrafter(depth=3, num_matches=3, max_ngram=2),
     "lookup of nothing": LookupDrafter(depth=0),
     "rest": make_rest(RestConfig(datastore=__file__), lambda _: [1, 2, 3, 5, 6, 2]),
+    "lookahead": LookaheadDrafter(vocab_size=VOCABULARY),
+    "lookahead of 1": LookaheadDrafter(
+        vocab_size=VOCABULARY, level=2, window=1, guesses=1
+    ),
     "recycling": RecyclingDrafter(vocab_size=VOCABULARY),
 }
 # The order of ranks turns round: the third child's value falls least.
@@ -161,7 +166,7 @@ def requests_of(prompts: list[list[int]], **settings: Any) -> Requests:
 # One of each kind: what follows the tree is the same for all.
 @pytest.mark.parametrize(
     "name",
-    ["switch", "eagle1", "medusa", "dspark", "small bush", "lookup", "recycling"],
+    ["switch", "eagle1", "medusa", "dspark", "small bush", "lookup", "lookahead"],
 )
 def test_greedy_text_is_plain_decodings(target_params: Any, name: str) -> None:
     drafter, params = make(name, target_params)
@@ -206,7 +211,7 @@ def changing(drafter: Drafter) -> list[Drafter]:
 CHANGING = ["switch", "chain", "hydra, prefix", "dspark", "small eagle2", "lookup"]
 
 
-@pytest.mark.parametrize("name", [*CHANGING, "recycling"])
+@pytest.mark.parametrize("name", [*CHANGING, "lookahead", "recycling"])
 def test_text_stays_plain_decodings_while_trees_change(
     target_params: Any, name: str
 ) -> None:
@@ -226,7 +231,7 @@ def test_text_stays_plain_decodings_while_trees_change(
     assert_plain(requests, state, Params(target=target_params), "coupled")
 
 
-# What recycling has learned from a text is not in it.
+# What lookahead and recycling have learned from a text is not in it.
 @pytest.mark.parametrize("name", CHANGING)
 def test_after_rounds_without_drafts_trees_are_those_of_the_text(
     target_params: Any, name: str

@@ -13,6 +13,7 @@ from eagle_jax.decoding import growth
 from eagle_jax.decoding.chunked_prefill import PrefillState
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import (
+    LookaheadDrafter,
     LookupDrafter,
     RecyclingDrafter,
     SmallModel,
@@ -249,6 +250,7 @@ SMALL = SmallModel(target=TARGET, vocab_size=TARGET.config.vocab_size)
         (DRAFTER, PARAMS),
         (None, PARAMS),
         (LookupDrafter(), PARAMS),
+        (LookaheadDrafter(vocab_size=TARGET.config.vocab_size, level=3), PARAMS),
         (RecyclingDrafter(vocab_size=TARGET.config.vocab_size), PARAMS),
         (
             TreeDrafter(model=SMALL, tree=TREE),
@@ -256,7 +258,7 @@ SMALL = SmallModel(target=TARGET, vocab_size=TARGET.config.vocab_size)
         ),
         (SwitchDrafter(first=LookupDrafter(max_ngram=8), second=DRAFTER), PARAMS),
     ],
-    ids=["eagle", "plain", "lookup", "recycling", "small model", "switch"],
+    ids=["eagle", "plain", "lookup", "lookahead", "recycling", "small model", "switch"],
 )
 def test_what_a_prompt_shares_with_a_text_is_not_read_again(
     make_engine: MakeEngine,

@@ -11,7 +11,12 @@ import jax.numpy as jnp
 import pytest
 
 from eagle_jax.config import TreeConfig
-from eagle_jax.drafting import LookupDrafter, RecyclingDrafter, TreeDrafter
+from eagle_jax.drafting import (
+    LookaheadDrafter,
+    LookupDrafter,
+    RecyclingDrafter,
+    TreeDrafter,
+)
 from eagle_jax.interface import Drafter
 from eagle_jax.testing import ToyModel, ToyTarget, assert_valid_drafter
 from eagle_jax.tree import chain, from_paths
@@ -33,9 +38,10 @@ DRAWN = TreeDrafter(model=MODEL, tree=BUSH, sampled=True)
         NEAR,
         DRAWN,
         LookupDrafter(depth=3, num_matches=2),
+        LookaheadDrafter(vocab_size=VOCABULARY, level=3, window=2, guesses=2),
         RecyclingDrafter(vocab_size=VOCABULARY, tree=chain(2)),
     ],
-    ids=["near", "drawn", "lookup", "recycling"],
+    ids=["near", "drawn", "lookup", "lookahead", "recycling"],
 )
 def test_right_drafters_pass(drafter: Drafter) -> None:
     params = AGREEMENT if drafter is NEAR else ()
