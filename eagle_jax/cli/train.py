@@ -45,8 +45,8 @@ _OF_KINDS = {
     "feature_layers has_feature_norms norm_before_fc norm_before_residual "
     "recycles_normed qk_norm sliding_window num_layers block_size mask_token "
     "markov_rank",
-    "the loss, each of some kinds": "alignment top_k_loss token_loss noise anchors "
-    "gamma block_loss",
+    "the loss, each of some kinds": "alignment top_k_loss token_loss loss_vocab_size "
+    "noise anchors gamma block_loss",
 }
 _GROUPS = {
     "data": "row_length held_out cache_features",

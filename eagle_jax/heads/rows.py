@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from eagle_jax.config import require
 from eagle_jax.errors import InputError
 
 
@@ -48,7 +49,7 @@ def segment_mask(segments: jax.Array) -> jax.Array:
     return same & jnp.tri(length, dtype=bool)
 
 
-def known_tokens(rows: PackedRows, config: Any) -> np.ndarray | None:
+def known_tokens(rows: PackedRows, config: Any, loss: Any = None) -> np.ndarray | None:
     """Returns the tokens that a new head is to know, `[W]` int32; `None` for all.
 
     They are the most frequent of those to be predicted; ties, and places that are left,
@@ -57,11 +58,17 @@ def known_tokens(rows: PackedRows, config: Any) -> np.ndarray | None:
     Args:
         rows: The rows to train on, `[R, T]` NumPy arrays.
         config: The head's sizes.
+        loss: The settings of a loss, for the tokens that it compares instead.
 
     Raises:
-        InputError: If the rows have no token to choose by.
+        InputError: If the rows have no token to choose by, or the target has not as
+            many.
     """
     known = getattr(config, "draft_vocab_size", config.vocab_size)
+    if loss is not None:
+        known = getattr(loss, "loss_vocab_size", None) or config.vocab_size
+        wanted = f"at most the target's {config.vocab_size}"
+        require(known <= config.vocab_size, "loss_vocab_size", known, wanted)
     if known == config.vocab_size:
         return None
     wanted = rows.tokens[rows.loss_mask & (rows.segments > 0)]

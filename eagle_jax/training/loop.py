@@ -15,6 +15,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.heads.loss import Metrics
 from eagle_jax.heads.rows import PackedRows, known_tokens
 from eagle_jax.logs import JsonLines
+from eagle_jax.models.transformer import output_columns
 from eagle_jax.parallel import PairSharding
 from eagle_jax.reporting import Progress, show_nothing
 from eagle_jax.training.checkpoint import FEATURES, LOG, Checkpoints, read_rows
@@ -83,7 +84,14 @@ class Run:
         config, step_config = trained.config, trained.step_config
         self._config, self._step_config, self._data = config, step_config, trained.data
         self._folder, self._sharding = trained.head.parent, sharding
-        self._target_params = trained.target_params
+        self._target_params = self._compared = trained.target_params
+        tokens = known_tokens(trained.data.rows, step_config.head.config, config.loss)
+        if tokens is not None:
+            narrow = jax.jit(output_columns, out_shardings=sharding.everywhere)
+            columns = narrow(self._target_params, tokens)
+            self._compared = dataclasses.replace(
+                self._target_params, output_head=columns
+            )
         # Traced as decoding is: a mixture must know the mesh that its experts lie on.
         self._read = sharding.shard(functools.partial(read_target, step_config))
         self._features = None
@@ -199,7 +207,7 @@ class Run:
             features = self._read_rows(rows)
         else:
             features = self._sharding.put_rows(self._features[chosen])
-        given = self._target_params, self._sharding.put_rows(rows), features
+        given = self._compared, self._sharding.put_rows(rows), features
         state, metrics = self._step(self._state, *given, config=self._step_config)
         return state, metrics, int((rows.segments > 0).sum())
 

@@ -111,7 +111,8 @@ def train_head(
     files = job.data, job.held_out_data
     data = read_data(*files, source, config, report=report, progress=progress)
     rows_at(len(data.rows), 0, config.run.batch_size, seed=0)  # Refuses large batches.
-    known_tokens(data.rows, head.config)  # Refuses rows that have no labels.
+    for loss in (None, config.loss):  # Refuses rows that have no labels.
+        known_tokens(data.rows, head.config, loss)
     report(f"loading {job.target}")
     placed = dataclasses.replace(source, placement=sharding).load()
     target_params = placed.params.target

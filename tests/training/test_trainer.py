@@ -4,11 +4,13 @@ import dataclasses
 import functools
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import chex
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from eagle_jax.config import StaticConfig, TreeConfig
 from eagle_jax.engine import load_pair
 from eagle_jax.engine.open import open_pair
 from eagle_jax.heads import HEADS, export_head
+from eagle_jax.heads.eagle.loss import EagleLoss
 from eagle_jax.heads.eagle3.loss import Eagle3Loss
 from eagle_jax.logs import JsonLines
 from eagle_jax.models.rope import RopeConfig
@@ -28,6 +31,8 @@ from eagle_jax.training import trainer
 from eagle_jax.training.checkpoint import FEATURES, LOG
 from eagle_jax.training.config import DataConfig, RunConfig, TrainConfig, new_head
 from eagle_jax.training.conversations import fingerprint
+from eagle_jax.training.packing import rows_at
+from eagle_jax.training.step import eval_step, init_state, read_target
 from eagle_jax.training.trainer import Trained, TrainJob, train_head
 from tests import tiny
 from tests.helpers import file_bytes, refused
@@ -266,6 +271,42 @@ def test_a_head_learns_from_the_logits_that_its_target_has(
     monkeypatch.setattr(trainer, "_run", lambda trained, *_: trained)
     step = train(tiny_pair, data, tmp_path / "run", **STILL).step_config
     assert step.unembed is unembed_with(3.0)
+
+
+def test_steps_compare_the_most_frequent_tokens_and_evaluations_all(
+    tiny_pair: Path, data: Path, tmp_path: Path
+) -> None:
+    """As a target would be learnt from that gives all other tokens no chance."""
+    size = 7
+
+    def run(name: str, **loss: Any) -> tuple[Trained, dict[str, float]]:
+        given = STILL | {"loss": EagleLoss(noise=0.0, **loss), "batch_size": 2}
+        trained = train(tiny_pair, data, tmp_path / name, **given)
+        return trained, json.loads((tmp_path / name / LOG).read_text().splitlines()[-1])
+
+    trained, of_all = run("all")
+    _, of_some = run("some", loss_vocab_size=size)
+    rows, step = trained.data.rows, trained.step_config
+    texts = rows.tokens[rows.loss_mask & (rows.segments > 0)].tolist()
+    counts = Counter(texts)
+    every = np.arange(step.head.config.vocab_size)
+    is_known = np.isin(every, sorted(every, key=lambda x: (-counts[x], x))[:size])
+
+    def unembed(table: jax.Array, hidden: jax.Array) -> jax.Array:
+        return jnp.where(is_known, step.unembed(table, hidden), -jnp.inf)
+
+    chosen = rows[rows_at(len(rows), 0, 2, seed=0)]
+    features = read_target(step, trained.target_params, chosen)
+    # The weights that the run began with.
+    params = init_state(step, 0, trained.target_params).params
+    masked = dataclasses.replace(step, unembed=unembed)
+    wanted = eval_step(params, trained.target_params, chosen, features, config=masked)
+    np.testing.assert_allclose(of_some["loss"], wanted.loss, rtol=1e-5)
+    assert abs(of_all["loss"] - of_some["loss"]) > 1e-3
+    assert of_all["held_out_loss"] == of_some["held_out_loss"]
+    many = functools.partial(run, "many", loss_vocab_size=len(every) + 1)
+    refused(many, f"loss_vocab_size = {len(every) + 1} must be at most")
+    assert not (tmp_path / "many").exists()
 
 
 def with_table(head: Path, folder: Path, table: np.ndarray) -> Path:

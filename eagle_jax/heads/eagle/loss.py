@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from eagle_jax.config import require_counts
 from eagle_jax.heads.chains import draft_chains
 from eagle_jax.heads.feature import FeatureHead
 from eagle_jax.heads.loss import (
@@ -34,6 +35,8 @@ class EagleLoss(ChainLoss):
         top_k_loss: The number of the target's most likely tokens in HASS's top-K loss;
             0 for none, 10 as published.
         top_k_weight: The weight of the top-K loss.
+        loss_vocab_size: The number of tokens, those most frequent in the data, whose
+            probabilities steps compare; `None` for all. Evaluations compare all.
     """
 
     feature_weight: float = 1.0
@@ -41,6 +44,13 @@ class EagleLoss(ChainLoss):
     noise: float = 0.1
     top_k_loss: int = 0
     top_k_weight: float = 1.0
+    loss_vocab_size: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses settings that lie outside their range."""
+        super().__post_init__()
+        if self.loss_vocab_size is not None:
+            require_counts(self, loss_vocab_size=1)
 
 
 def add_noise(key: jax.Array, features: jax.Array, noise: float) -> jax.Array:
