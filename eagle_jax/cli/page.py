@@ -40,9 +40,7 @@ def page(record: dict[str, Any], tokenizer: Any) -> str:
 def picture(record: dict[str, Any], tokenizer: Any) -> str:
     """Returns an SVG of the round that brought most, beside plain decoding's passes.
 
-    Args:
-        record: What `generate --json FILE --trace` writes.
-        tokenizer: The tokenizer that gives the tokens' texts.
+    It takes what `page` takes.
 
     Raises:
         InputError: If there was no round.

@@ -60,10 +60,7 @@ def read_requests(
     A line of a .jsonl file may hold an object `settings` beside its `prompt`: fields of
     `Request`, which win over flags.
 
-    Args:
-        arguments: The flags.
-        pair: The pair.
-        given: The flags of requests, see `take_request`.
+    `given` are the flags of requests, see `take_request`.
 
     Returns:
         The settings that all share but for their seeds and what lines say, the prompt

@@ -75,12 +75,7 @@ class Drawing:
 
 
 def lay_out(tree: dict[str, Any], tokenizer: Any) -> Drawing:
-    """Places a verified tree, and the token that the target added to its path.
-
-    Args:
-        tree: What `results.tree_record` says of it.
-        tokenizer: The tokenizer that gives the tokens' texts.
-    """
+    """Places what `draw_tree` takes, and the target's own token after its path."""
     last, logs = tree["path"][-1], tree["log_values"]
     parents, depths = [*tree["parents"], last], tree["depths"]
     depths = [*depths, depths[last] + 1]
