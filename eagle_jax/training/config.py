@@ -139,12 +139,7 @@ class TrainConfig:
 
     @classmethod
     def from_table(cls, table: dict[str, Any], where: str) -> "TrainConfig":
-        """See `config.from_table`: the kind of head says what its own tables hold.
-
-        Args:
-            table: The tables of the settings.
-            where: The file that they are from.
-        """
+        """See `config.from_table`: the kind of head says what its own tables hold."""
         named = str(value_at(table, "head", "kind") or cls().head.kind)
         require(
             named in HEADS, f"{where} [head]: kind", named, f"of {', '.join(HEADS)}"
@@ -155,12 +150,7 @@ class TrainConfig:
 
 
 def new_head(target: TransformerConfig, config: TrainConfig) -> Head:
-    """Returns a new head, whose sizes are those that are set, else published ones.
-
-    Args:
-        target: The target's sizes.
-        config: All settings of the run.
-    """
+    """Returns a new head, whose sizes are those that are set, else published ones."""
     length = min(target.max_positions, config.data.row_length)
     sizes = config.kind.default_config(target, config.head, length)
     return config.kind(config=sizes)

@@ -127,12 +127,7 @@ def init_state(
 
 
 def state_shapes(config: StepConfig, sharding: PairSharding) -> TrainState:
-    """Returns a `TrainState` of the shapes of a run's state, with their shardings.
-
-    Args:
-        config: The static settings of a step.
-        sharding: The shardings of target and head.
-    """
+    """Returns a `TrainState` of the shapes of a run's state, with their shardings."""
     shapes = jax.eval_shape(lambda: init_state(config, 0))
     head, everywhere = sharding.drafter_shardings(shapes.params), sharding.everywhere
     opt_state = optax.tree_map_params(

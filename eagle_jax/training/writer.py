@@ -31,13 +31,8 @@ that has ended. It returns the record to keep, `None` if nothing was answered.
 def seed_of(seed: int, index: int, turn: int) -> int:
     """Returns the seed of one answer, in 0 to 2**32 - 1.
 
-    The numbers are mixed, not added: two runs with neighbouring seeds must share no
-    text.
-
-    Args:
-        seed: The run's seed.
-        index: The text's number.
-        turn: The number of the answer in the text.
+    The run's seed and the numbers of the text and of the answer in it are mixed, not
+    added: two runs with neighbouring seeds must share no text.
     """
     return int(np.random.SeedSequence((seed, index, turn)).generate_state(1)[0])
 
