@@ -100,9 +100,6 @@ _NAME = re.compile(r"(blk\.(?P<layer>\d+)\.)?(?P<inner>\w+)(?P<kind>\.weight|\.b
 def config_of(gguf: Gguf) -> dict[str, Any]:
     """Returns what `config.json` would say.
 
-    Args:
-        gguf: The file's metadata and tensors.
-
     Raises:
         InputError: If it holds no model that can be run, naming what is in the way.
     """

@@ -31,9 +31,6 @@ def target_config(folder: Path) -> TransformerConfig:
     Args:
         folder: The target's folder, whose `config.json` is transformers 4's or 5's.
 
-    Returns:
-        The target's sizes.
-
     Raises:
         InputError: If the family is unknown, or a field is missing or asks for
             something that is not implemented.

@@ -55,9 +55,6 @@ def open_target(folder: Path) -> tuple[TransformerConfig, Weights]:
     Args:
         folder: The target's folder, from `resolve`.
 
-    Returns:
-        The target's sizes and its files.
-
     Raises:
         InputError: If settings or files cannot be used, or the files have fewer layers
             than the settings say: as many would be planned first.
@@ -90,7 +87,7 @@ def load_target(
     shardings: Any = None,
     bits: int | None = None,
 ) -> tuple[TransformerConfig, TransformerParams]:
-    """Loads a target.
+    """Loads a target's sizes and weights.
 
     Args:
         folder: The target's folder, from `resolve`.
@@ -99,9 +96,6 @@ def load_target(
             `TransformerParams`; `None` for the default device.
         bits: 8 or 4 to quantize the matrices of its layers as they are read; `None`
             to take them as they are stored.
-
-    Returns:
-        The target's sizes and weights.
 
     Raises:
         InputError: If the target cannot be used, naming the field or tensor.
@@ -209,7 +203,7 @@ def load_params(
     dtype: jnp.dtype,
     shardings: Any = None,
 ) -> Any:
-    """Loads a parameter pytree tensor by tensor.
+    """Loads a parameter pytree of device arrays tensor by tensor.
 
     Each tensor is read, checked, converted and handed to the device before the
     next, so the host holds at most one more than what was asked for. Each process
@@ -224,9 +218,6 @@ def load_params(
         dtype: The dtype of the result, except for the parts of quantized matrices.
         shardings: A `jax.sharding.Sharding` for all, or a pytree of them of the same
             structure; `None` for the default device.
-
-    Returns:
-        A pytree of device arrays.
 
     Raises:
         InputError: If a tensor cannot be read, or is too large for `dtype`.

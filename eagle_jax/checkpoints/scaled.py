@@ -29,10 +29,7 @@ LEFT_OUT = (".input_scale", ".input_scale_ub", ".k_scale", ".v_scale", ".output_
 
 
 def read_scheme(fields: Fields) -> Block | None:
-    """Returns the blocks of a `quantization_config`; `None` where there are none.
-
-    Args:
-        fields: The fields of a target.
+    """Returns the blocks of a target's `quantization_config`; `None` without any.
 
     Raises:
         InputError: If its weights are quantized in a way that is not read.

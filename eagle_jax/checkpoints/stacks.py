@@ -18,6 +18,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.models.layers import LayerConfig
 
 Stored = dict[str, StoredTensor]
+"""The tensors of a checkpoint by name."""
 
 _JOINED = re.compile(r"(.*\.)(self_attn\.qkv|mlp\.gate_up)_proj\.weight")
 _ONE = re.compile(r"(.*\.experts\.)(\d+)(\..*)")
@@ -39,10 +40,6 @@ def split(stored: Stored, layer: LayerConfig) -> Stored:
 
     `X.qkv_proj.weight` holds the rows of `q_proj`, `k_proj` and `v_proj`, in this
     order, and `X.gate_up_proj.weight` those of `gate_proj` and `up_proj`.
-
-    Args:
-        stored: The tensors of a checkpoint by name.
-        layer: The sizes of the model's layers.
 
     Raises:
         InputError: If a matrix has more or fewer rows.
@@ -83,18 +80,15 @@ def _rows(tensor: StoredTensor, start: int, count: int) -> StoredTensor:
     return dataclasses.replace(tensor, shape=shape, read_part=read_part)
 
 
-def stacked(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+def stacked(stored: Stored) -> Stored:
     """Returns tensors by name, those of experts as stacks.
 
     `X.experts.3.up_proj.weight` is a part of `X.experts.{}.up_proj.weight`.
 
-    Args:
-        stored: The tensors of a checkpoint by name.
-
     Raises:
         InputError: If an expert between others is missing, or has another shape.
     """
-    found: dict[str, StoredTensor] = {}
+    found: Stored = {}
     stacks: dict[str, dict[int, StoredTensor]] = {}
     for name, tensor in stored.items():
         if one := _ONE.fullmatch(name):
@@ -126,16 +120,13 @@ def _stack(name: str, experts: dict[int, StoredTensor]) -> StoredTensor:
     return dataclasses.replace(listed[0], shape=shape, read_part=read_part)
 
 
-def parted(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+def parted(stored: Stored) -> Stored:
     """Returns the tensors of gpt-oss by the names that `stacked` gives to others.
 
     Its files hold gate and up as one, in even outputs and in odd ones. Matrices are
     `[X, in, out]`, or `[X, out, in]` of MXFP4 (Open Compute Project, Microscaling
     formats, 2023), of which `_blocks` hold two numbers in each byte, and `_scales` a
     power of two for each group.
-
-    Args:
-        stored: The tensors of a checkpoint by name.
 
     Raises:
         InputError: If a tensor of experts has not the scales that it needs.
