@@ -173,11 +173,8 @@ class Fields:
 def check_keys(fields: Fields, more: set[str]) -> None:
     """Refuses keys that change the result and are not implemented.
 
-    One warning names all other keys that are not known.
-
-    Args:
-        fields: The fields of a model.
-        more: The keys that are known in this kind of model only.
+    One warning names all other keys that are not known; `more` are known in this kind
+    of model only.
     """
     unknown = []
     for name, value in fields.values.items():

@@ -142,11 +142,9 @@ def target_shapes(config: TransformerConfig, bits: int | None) -> TransformerPar
 
 
 def check_bits(config: TransformerConfig, bits: int | None) -> None:
-    """Refuses bits of quantized matrices that a target's sizes do not allow.
+    """Refuses bits of quantized matrices, 8 or 4, that a target's sizes do not allow.
 
-    Args:
-        config: The target's sizes.
-        bits: 8 or 4; `None` for matrices that are not quantized.
+    Those of `None` are not quantized.
     """
     if bits is None:
         return
@@ -165,12 +163,7 @@ def check_bits(config: TransformerConfig, bits: int | None) -> None:
 
 
 def read_embedding(folder: Path, dtype: str) -> jax.Array:
-    """Loads a target's embedding table, `[V, E]`, and nothing else.
-
-    Args:
-        folder: The target's folder, from `resolve`.
-        dtype: The dtype of the table.
-    """
+    """Loads a target's embedding table, `[V, E]` of `dtype`, and nothing else."""
     config, files = open_target(folder)
     name = TRANSFORMER["embedding"]
     for other in files.names() - {name}:

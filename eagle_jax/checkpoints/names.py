@@ -100,11 +100,6 @@ def transposed(shape: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def by_name(params: Any, table: dict[str, str]) -> dict[str, Any]:
-    """Returns the leaves of a pytree by tensor name.
-
-    Args:
-        params: A pytree of arrays or of their shapes; absent tensors are `None`.
-        table: Names by path, see `tensor_names`.
-    """
+    """Returns the leaves of a pytree by tensor name, of what `tensor_names` takes."""
     listed = jax.tree.leaves(tensor_names(params, table))
     return dict(zip(listed, jax.tree.leaves(params), strict=True))
