@@ -39,13 +39,9 @@ def listen(host: str, port: int, *, has_key: bool) -> socket.socket:
 def serve(
     app: Starlette, driver: Driver, listening: socket.socket, *, grace: float
 ) -> bool:
-    """Answers requests until SIGTERM or SIGINT.
+    """Answers requests until SIGTERM or SIGINT, on the socket that `listen` returned.
 
-    Args:
-        app: The application.
-        driver: Its driver.
-        listening: What `listen` returned.
-        grace: The seconds that running texts are given to end.
+    After these running texts are given `grace` seconds to end.
 
     Returns:
         Whether the engine's thread has ended.
