@@ -160,13 +160,7 @@ class Checkpoints:
         return self.latest() if best is None else best
 
     def save(self, step: int, state: Any, metrics: dict[str, float]) -> None:
-        """Writes a checkpoint.
-
-        Args:
-            step: The number of steps done.
-            state: The state, a pytree of arrays.
-            metrics: The metrics by which the best checkpoint is chosen.
-        """
+        """Writes a pytree of arrays, with metrics by which the best one is chosen."""
         with self._telling(f"write the checkpoint of step {step}"):
             self._manager.save(step, args=ocp.args.StandardSave(state), metrics=metrics)
             self._manager.wait_until_finished()
