@@ -79,7 +79,7 @@ def calibrate_pair(
     prompts: Sequence[list[int]],
     progress: Progress = show_nothing,
 ) -> dict[Kind, Fit]:
-    """Fits a draft model's confidences to texts that its target writes now.
+    """Fits a draft model's confidences, by kind, to texts that its target writes now.
 
     Args:
         pair: The pair, whose draft model grows dynamic trees.
@@ -88,9 +88,6 @@ def calibrate_pair(
         prompts: The ids of prompts, on which the draft was not trained. Their texts are
             written at temperature 0, and at 1 once for each confidence that is tried.
         progress: Called to show how far work is, with a label and a total.
-
-    Returns:
-        The fits by kind of text.
     """
     grower = find_tree_drafter(pair.drafter)
     assert grower is not None, "its method drafts with a model"
