@@ -76,13 +76,10 @@ _Case = list[_Part]
 
 
 def schema_expression(schema: Any) -> str:
-    """Returns a regular expression whose matches are JSON that follows a schema.
+    """Returns an expression for outlines-core whose matches follow a schema as JSON.
 
     Args:
         schema: The JSON schema, as text or as the value that it describes.
-
-    Returns:
-        An expression for outlines-core.
 
     Raises:
         InputError: If the text is no JSON, a keyword would have to be ignored and is no
