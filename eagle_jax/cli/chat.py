@@ -20,12 +20,7 @@ from typing import Any
 
 from eagle_jax.cli.command import Parser, command, say
 from eagle_jax.cli.pair_flags import add_flags, open_named
-from eagle_jax.cli.settings import (
-    PAIR_GROUPS,
-    add_groups,
-    add_settings,
-    join_settings,
-)
+from eagle_jax.cli.settings import PAIR_GROUPS, add_groups, add_settings, join_settings
 from eagle_jax.config import DRAWS
 from eagle_jax.engine import Engine, Generation, PairConfig, Request
 from eagle_jax.engine.programs import PROGRAMS

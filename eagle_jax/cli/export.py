@@ -19,13 +19,7 @@ from typing import Any
 
 import jax
 
-from eagle_jax.checkpoints import (
-    Export,
-    has_torch,
-    is_export,
-    read_embedding,
-    resolve,
-)
+from eagle_jax.checkpoints import Export, has_torch, is_export, read_embedding, resolve
 from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.cli.command import Parser, command, say

@@ -54,9 +54,7 @@ def choose_embedded(arguments: argparse.Namespace) -> bool:
 
 
 def open_named(
-    arguments: argparse.Namespace,
-    config: PairConfig,
-    mesh: MeshShape | None = None,
+    arguments: argparse.Namespace, config: PairConfig, mesh: MeshShape | None = None
 ) -> Pair:
     """Opens the pair of the flags, whose weights are not read yet.
 

@@ -35,12 +35,7 @@ def _clock() -> float:
 
 @contextlib.contextmanager
 def progress(
-    label: str,
-    total: int,
-    done: int = 0,
-    *,
-    pause: float = 10.0,
-    is_shown: bool = True,
+    label: str, total: int, done: int = 0, *, pause: float = 10.0, is_shown: bool = True
 ) -> Iterator[Callable[..., None]]:
     """Shows how much of a known number is done, and when programs are compiled.
 

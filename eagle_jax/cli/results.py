@@ -14,20 +14,18 @@ from eagle_jax.reporting import decimals
 def run_record(text: Text, *, prompt: str) -> dict[str, Any]:
     """Returns the record of one text, an entry of `runs`."""
     told = {"logprobs": text.logprobs, "prompt_logprobs": text.prompt_logprobs}
+    reason = text.stop_reason.name.lower() if text.has_ended else "interrupted"
+    rounds = len(text.accept_lengths)
     record = {
         "prompt": prompt,
         "prompt_ids": text.prompt_ids,
         "generated_ids": text.token_ids,
         "text": text.text,
-        "stop_reason": (
-            text.stop_reason.name.lower() if text.has_ended else "interrupted"
-        ),
+        "stop_reason": reason,
         "accept_lengths": text.accept_lengths,
-        "rounds": len(text.accept_lengths),
+        "rounds": rounds,
         "rounds_by_tree": text.trees,
-        "tokens_per_round": tokens_per_round(
-            [len(text.token_ids)], len(text.accept_lengths)
-        ),
+        "tokens_per_round": tokens_per_round([len(text.token_ids)], rounds),
         "seed": text.request.seed,
         "finish_reason": text.stop_reason.finish_reason,
     } | {
