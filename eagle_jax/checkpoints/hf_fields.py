@@ -120,12 +120,7 @@ class Fields:
         return default if value is None else value
 
     def size(
-        self,
-        name: str,
-        *,
-        default: int | None = None,
-        least: int = 1,
-        most: int = MOST,
+        self, name: str, *, default: int | None = None, least: int = 1, most: int = MOST
     ) -> int:
         """Returns a field that must be an integer from `least` to `most`."""
         value = self.get(name, default)

@@ -68,11 +68,7 @@ def resolve(name: str) -> Path:
             "of a Hugging Face checkpoint, a GGUF file, or a hub name: owner/name"
         )
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-    )
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError
 
     try:
         if is_gguf(folder):

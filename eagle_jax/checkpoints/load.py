@@ -190,11 +190,7 @@ def shapes_of(init: Callable[..., Tree], *sizes: Any) -> Tree:
 
 
 def load_params(
-    files: Weights,
-    names: Any,
-    shapes: Any,
-    dtype: jnp.dtype,
-    shardings: Any = None,
+    files: Weights, names: Any, shapes: Any, dtype: jnp.dtype, shardings: Any = None
 ) -> Any:
     """Loads a parameter pytree of device arrays tensor by tensor.
 
@@ -232,9 +228,8 @@ def load_params(
             if not isinstance(shape, QuantizedMatrix):
                 array = _load(readers, files, name, shape.shape, dtype, sharding)
             else:  # In float32: the integers do not depend on the dtype of the others.
-                wide: Any = sharding
-                if isinstance(sharding, QuantizedMatrix):
-                    wide = sharding.values
+                is_split = isinstance(sharding, QuantizedMatrix)
+                wide: Any = sharding.values if is_split else sharding
                 kind = jnp.dtype("float32")
                 matrix = _load(readers, files, name, shape.shape, kind, wide)
                 narrow = jax.jit(quantize, static_argnums=1, out_shardings=sharding)

@@ -5,7 +5,7 @@ import itertools
 import math
 import re
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -232,9 +232,8 @@ def read_blocks(
     return found
 
 
-def _empty(shape: Iterable[int], dtype: jnp.dtype) -> np.ndarray:
+def _empty(shape: Sequence[int], dtype: jnp.dtype) -> np.ndarray:
     """Returns memory for an array that a CPU device takes over without a copy."""
-    shape = tuple(shape)
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT

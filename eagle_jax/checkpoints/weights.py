@@ -13,12 +13,7 @@ from eagle_jax.checkpoints.hub import WEIGHT_FILES
 from eagle_jax.checkpoints.names import MAPS
 from eagle_jax.checkpoints.scaled import LEFT_OUT, Block, unscaled
 from eagle_jax.checkpoints.stacks import parted, split, stacked
-from eagle_jax.checkpoints.tensors import (
-    Part,
-    StoredTensor,
-    open_bin,
-    open_safetensors,
-)
+from eagle_jax.checkpoints.tensors import Part, StoredTensor, open_bin, open_safetensors
 from eagle_jax.errors import InputError, first_line, shortened
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.mlp import CLAMPED
