@@ -111,10 +111,7 @@ def _read(paths: Sequence[Path], report: Report) -> list[Example]:
 
 
 def prompts_of(
-    examples: Sequence[EncodedExample],
-    *,
-    count: int,
-    max_tokens: int,
+    examples: Sequence[EncodedExample], *, count: int, max_tokens: int
 ) -> list[list[int]]:
     """Returns prompts to decode: the tokens before the first one to predict.
 

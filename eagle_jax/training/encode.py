@@ -250,11 +250,7 @@ def _settle_ends(
 
 
 def _render(
-    tokenizer: Any,
-    messages: Sequence[Message],
-    where: str,
-    *,
-    is_prompt: bool = False,
+    tokenizer: Any, messages: Sequence[Message], where: str, *, is_prompt: bool = False
 ) -> tuple[str, list[tuple[int, int]] | None]:
     """Applies the chat template; an error that it raises is about the messages."""
     try:

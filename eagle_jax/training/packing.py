@@ -37,12 +37,11 @@ def pack(samples: Sequence[EncodedExample], length: int) -> PackedRows:
         positions=np.zeros(shape, np.int32),
         loss_mask=np.zeros(shape, np.bool_),
     )
-    counting = np.arange(length, dtype=np.int32)
     for sample, (row, start, segment) in zip(samples, places.tolist(), strict=True):
         span = slice(start, start + len(sample.tokens))
         packed.tokens[row, span] = sample.tokens
         packed.segments[row, span] = segment
-        packed.positions[row, span] = counting[: len(sample.tokens)]
+        packed.positions[row, span] = np.arange(len(sample.tokens))
         packed.loss_mask[row, span] = sample.loss_mask
     return packed
 

@@ -26,11 +26,7 @@ from eagle_jax.files import check_apart
 from eagle_jax.logs import JsonLines, read_log
 from eagle_jax.parsing import check_type, parse_json, value_at
 from eagle_jax.reporting import Progress, Report, say_nothing, show_nothing
-from eagle_jax.training.conversations import (
-    check_ids,
-    fingerprint,
-    read_examples,
-)
+from eagle_jax.training.conversations import check_ids, fingerprint, read_examples
 from eagle_jax.training.encode import check_template
 from eagle_jax.training.questions import Questions, read_systems
 from eagle_jax.training.writer import Record, Task, Writer

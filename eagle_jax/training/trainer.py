@@ -20,12 +20,7 @@ from eagle_jax.models.devices import on_cpu
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.parallel import MeshShape, PairSharding, shard_pair, wait_for_all
 from eagle_jax.reporting import Progress, Report, say_nothing, show_nothing
-from eagle_jax.training.checkpoint import (
-    LOG,
-    check_output,
-    plot_log,
-    remove_run,
-)
+from eagle_jax.training.checkpoint import LOG, check_output, plot_log, remove_run
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.conversations import fingerprint
 from eagle_jax.training.data import read_data
