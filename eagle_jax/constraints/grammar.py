@@ -17,12 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle_jax.constraints.automaton import (
-    DEAD,
-    START,
-    AutomatonParams,
-    make_tables,
-)
+from eagle_jax.constraints.automaton import DEAD, START, AutomatonParams, make_tables
 from eagle_jax.constraints.json_schema import schema_expression
 from eagle_jax.errors import InputError
 
