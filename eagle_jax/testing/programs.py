@@ -1,9 +1,8 @@
 """Facts about a compiled program, read from its optimised HLO."""
 
 import collections
-import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 COLLECTIVES = (
     "all-reduce",
@@ -30,7 +29,7 @@ _OPERATION = re.compile(rf"^\s*(?:ROOT )?%?[\w.\-]+ = ({_TUPLE}|\S+) ([\w\-]+)\(
 _TIMES = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _NO_KERNELS = ("bitcast", "conditional", "constant", "get-tuple-element")
 _NO_KERNELS += ("after-all", "parameter", "tuple")
-_ARRAY = re.compile(r"\b[a-z]+(\d+)\w*\[([\d,]*)\]")
+_ARRAY = re.compile(r"\b[a-z]+\d+\w*\[([\d,]*)\]")
 
 
 def every_line(text: str) -> list[str]:
@@ -70,7 +69,7 @@ def count_kernels(text: str) -> int:
     def count(lines: Sequence[str]) -> int:
         total = 0
         for line in lines:
-            name = _operation_of(line)[1]
+            name = operation_of(line)[1]
             if name in ("while", "call"):
                 times = _TIMES.search(line)
                 inner = sum(count(computations[name]) for name in _called_by(line))
@@ -89,36 +88,8 @@ def count_collectives(lines: Sequence[str]) -> dict[str, int]:
 
     An asynchronous instruction counts where it starts.
     """
-    names = (_operation_of(line)[1].removesuffix("-start") for line in lines)
+    names = (operation_of(line)[1].removesuffix("-start") for line in lines)
     return dict(collections.Counter(name for name in names if name in COLLECTIVES))
-
-
-def moved_bytes(lines: Sequence[str]) -> int:
-    """Returns how many bytes a device gets from all collectives together.
-
-    An asynchronous instruction counts where it ends.
-    """
-    return sum(
-        size
-        for kind, name in map(_operation_of, lines)
-        if name.removesuffix("-done") in COLLECTIVES
-        for size, _ in _arrays(kind)
-    )
-
-
-def random_words(lines: Sequence[str]) -> int:
-    """Returns how many random words a device makes at once, at most.
-
-    That is the size of the largest array of `threefry2x32`, which is made of exclusive
-    ors of unsigned words; 0 where nothing is random.
-    """
-    sizes = (
-        size
-        for kind, name in map(_operation_of, lines)
-        if name == "xor" and kind.startswith("u32[")
-        for size, _ in _arrays(kind)
-    )
-    return max(sizes, default=0) // 4
 
 
 def find_copies(lines: Sequence[str], shape: Sequence[int]) -> list[str]:
@@ -135,10 +106,11 @@ def find_copies(lines: Sequence[str], shape: Sequence[int]) -> list[str]:
     wanted = _without_order(shape)
     found = []
     for line in lines:
-        kind, name = _operation_of(line)
+        kind, name = operation_of(line)
         if name not in _COPIES or _VECTOR_MEMORY in kind:
             continue
-        if any(_without_order(sizes) == wanted for _, sizes in _arrays(kind)):
+        shapes = (map(int, re.findall(r"\d+", x)) for x in _ARRAY.findall(kind))
+        if any(_without_order(one) == wanted for one in shapes):
             found.append(line.strip())
     return found
 
@@ -148,7 +120,7 @@ def find_host_calls(lines: Sequence[str]) -> list[str]:
     return [
         line.strip()
         for line in lines
-        if _operation_of(line)[1] in ("infeed", "outfeed", "send", "recv")
+        if operation_of(line)[1] in ("infeed", "outfeed", "send", "recv")
         or ("custom-call" in line and "callback" in line)
     ]
 
@@ -158,26 +130,17 @@ def find_open_loops(lines: Sequence[str]) -> list[str]:
     return [
         line.strip()
         for line in lines
-        if _operation_of(line)[1] == "while" and "known_trip_count" not in line
+        if operation_of(line)[1] == "while" and "known_trip_count" not in line
     ]
 
 
-def _operation_of(line: str) -> tuple[str, str]:
+def operation_of(line: str) -> tuple[str, str]:
     """Returns the result's type and the operation of an instruction."""
     match = _OPERATION.match(line)
     return (match[1], match[2]) if match else ("", "")
 
 
-def _arrays(kind: str) -> list[tuple[int, tuple[int, ...]]]:
-    """Returns bytes and shape of each array of an instruction's type."""
-    found = []
-    for bits, sizes in _ARRAY.findall(kind):
-        shape = tuple(int(size) for size in sizes.split(",") if size)
-        found.append((math.prod(shape) * int(bits) // 8, shape))
-    return found
-
-
-def _without_order(shape: Sequence[int]) -> list[int]:
+def _without_order(shape: Iterable[int]) -> list[int]:
     return sorted(size for size in shape if size != 1)
 
 

@@ -24,9 +24,10 @@ from eagle_jax.heads.eagle3 import Eagle3Settings
 from eagle_jax.heads.eagle3.loss import Eagle3Loss
 from eagle_jax.models import cache as kv
 from eagle_jax.parallel import MeshShape, make_mesh
-from eagle_jax.testing.programs import count_collectives, moved_bytes, random_words
+from eagle_jax.testing.programs import count_collectives
 from eagle_jax.training.config import TrainConfig
 from tests import tiny
+from tests.instructions import moved_bytes, random_words
 
 pytestmark = [
     pytest.mark.usefixtures("optimised"),

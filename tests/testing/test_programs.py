@@ -10,8 +10,8 @@ from eagle_jax.testing.programs import (
     find_copies,
     find_host_calls,
     loop_lines,
-    moved_bytes,
 )
+from tests.instructions import moved_bytes
 
 pytestmark = pytest.mark.usefixtures("optimised")
 
