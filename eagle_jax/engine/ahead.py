@@ -38,8 +38,8 @@ class Ahead:
             is_urgent: Whether somebody waits for it.
         """
         if key not in self._threads and (is_urgent or not self.is_busy):
-            run = self._run_in_turn if is_urgent else _run
-            self._threads[key] = threading.Thread(target=run, args=(prepare(),))
+            arguments = prepare(), is_urgent
+            self._threads[key] = threading.Thread(target=self._run, args=arguments)
             self._threads[key].start()
         thread = self._threads.get(key)
         return thread is not None and not thread.is_alive()
@@ -49,11 +49,7 @@ class Ahead:
         if key in self._threads:
             self._threads[key].join()
 
-    def _run_in_turn(self, compile_it: Callable[[], object]) -> None:
-        with self._turn:
-            _run(compile_it)
-
-
-def _run(compile_it: Callable[[], object]) -> None:
-    with contextlib.suppress(Exception):
-        compile_it()
+    def _run(self, compile_it: Callable[[], object], is_urgent: bool) -> None:
+        turn = self._turn if is_urgent else contextlib.nullcontext()
+        with turn, contextlib.suppress(Exception):
+            compile_it()
