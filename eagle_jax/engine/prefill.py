@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Sequence
 from typing import Self
 
@@ -100,10 +101,11 @@ def find_prefix(
     parts = decoder.target, decoder.drafting
     if not all(isinstance(part, Truncating) for part in parts):
         return 0, 0
-    # The last round's tokens may still wait to be read by the drafter.
-    most = [
-        min(_num_common(ids, text) - 1, len(text) - decoder.depth - 2) for text in held
-    ]
+    most = []
+    for text in held:
+        equal = [*itertools.takewhile(bool, map(operator.eq, ids, text))]
+        # The last round's tokens may still wait to be read by the drafter.
+        most.append(min(len(equal) - 1, len(text) - decoder.depth - 2))
     row = max(range(len(most)), key=most.__getitem__)
     length = most[row] // SMALL_CHUNK * SMALL_CHUNK
     left = sum(chunk_sizes(len(ids) - length))
@@ -155,14 +157,3 @@ def num_slots_for(texts: Sequence[Text]) -> int:
     """Returns the slots that prompts take with their padding, and a first token."""
     longest = max(len(text.prompt_ids) for text in texts)
     return max(bucket_length(longest), longest + 1)
-
-
-def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Returns how many tokens two texts have in common at their beginning."""
-    if one[:SMALL_CHUNK] != other[:SMALL_CHUNK]:
-        return 0  # Mostly, and nothing is reused then.
-    pairs = zip(one, other, strict=False)
-    return next(
-        (place for place, (a, b) in enumerate(pairs) if a != b),
-        min(len(one), len(other)),
-    )
