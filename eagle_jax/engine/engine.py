@@ -57,11 +57,7 @@ class Engine:
     ) -> None:
         """Starts empty, and compiles nothing; reads the pair's weights.
 
-        Args:
-            pair: What writes.
-            batch_size: The number of rows, `B`.
-            max_length: The most tokens of a prompt and its text together.
-            compiles_beside: See `Pair.engine`.
+        Its arguments are the attributes and, for `compiles_beside`, see `Pair.engine`.
         """
         self.pair, self.batch_size, self.max_length = pair, batch_size, max_length
         self.is_broken = False
