@@ -52,12 +52,7 @@ def narrow_product(x: jax.Array, weight: QuantizedMatrix) -> jax.Array:
 
 
 def at_once(x: jax.Array, weight: QuantizedMatrix) -> jax.Array:
-    """Returns the float32 product `[..., out]` of `x` with a quantized matrix.
-
-    Args:
-        x: `[..., in]`, the rows.
-        weight: `[in, out]`, the matrix.
-    """
+    """Returns what `narrow_product` does, of the whole matrix at once."""
     parts = unpack(weight)
     # [..., groups, parts, rows]: even groups and odd ones, where there are both.
     inputs = x.reshape(*x.shape[:-1], -1, len(parts), parts[0][0].shape[1])
@@ -78,12 +73,7 @@ def at_once(x: jax.Array, weight: QuantizedMatrix) -> jax.Array:
 
 
 def by_blocks(x: jax.Array, weight: QuantizedMatrix) -> jax.Array:
-    """Returns the product that `at_once` returns, from one block of rows at a time.
-
-    Args:
-        x: `[..., in]`, the rows.
-        weight: `[in, out]`, the matrix.
-    """
+    """Returns what `narrow_product` does, from one block of rows at a time."""
     rows, columns = weight.shape
     # A divisor of all rows, in whole pairs of groups, and half of them at most, or the
     # loop over blocks would run only once.
