@@ -253,17 +253,8 @@ def reject_drawn_siblings(
 
     This is multi-round speculative sampling (EAGLE-1, algorithm 1) where siblings are
     drawn without replacement: each is tried against the distribution without its elder
-    siblings.
-
-    Args:
-        tree: A tree of `N` nodes with `draft_logits`; siblings are tried in node order.
-        node: `[]` int32, the node's index.
-        probs: `[V]` float32, the target's distribution after `node`.
-        coins: `[N]` float32, uniform in `[0, 1)`, one per node.
-        noise: `[V]` float32, standard Gumbel, for the distribution that remains.
-
-    Returns:
-        The step; its token is the accepted child's, or the drawn one.
+    siblings. Arguments and result are those of `reject_siblings`; the tree has
+    `draft_logits`.
     """
     assert tree.draft_logits is not None, "chosen children are for reject_siblings"
 
