@@ -24,7 +24,7 @@ from eagle_jax.engine.wording import load_tokenizer
 from eagle_jax.errors import InputError
 from eagle_jax.heads import find_head, open_head, open_whole
 from eagle_jax.heads.eagle.vocabulary import read_vocabulary
-from eagle_jax.heads.quantized import quantize_head
+from eagle_jax.heads.head import quantize_head
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.methods import METHODS, SMALL_MODEL, Context, Weights
 from eagle_jax.models import transformer

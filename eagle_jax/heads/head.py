@@ -13,6 +13,7 @@ from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.drafting.model import DraftModel
 from eagle_jax.errors import InputError
 from eagle_jax.heads.loss import Batch, Metrics
+from eagle_jax.models.quantized import LAYER_MATRICES, quantize_layers
 from eagle_jax.models.transformer import Tables, TransformerConfig, output_head
 
 
@@ -227,6 +228,20 @@ def partition(params: Any) -> tuple[Any, Any]:
 def combine(params: Any, offsets: Any) -> Any:
     """Returns weights with their offsets, the inverse of `partition`."""
     return params if offsets is None else dataclasses.replace(params, offsets=offsets)
+
+
+def quantize_head(params: HeadParams) -> HeadParams:
+    """Returns the weights of a head of which every matrix has 8 bits.
+
+    Embedding, norms and biases stay as they are. The output head is a copy: the target
+    keeps its own. What is drafted never changes the text.
+
+    Args:
+        params: The drafter's weights, from `join`.
+    """
+    if getattr(params.head, "output_head", None) is None:
+        params = dataclasses.replace(params, output_head=output_head(params))
+    return quantize_layers(params, 8, (*LAYER_MATRICES, "fc", "output_head"))
 
 
 def check_size(name: str, given: int, wanted: int) -> None:
