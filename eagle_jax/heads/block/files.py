@@ -41,25 +41,9 @@ _NAMES = {
     "target.output_head": "lm_head.weight",
 }
 _NESTED, _LAYERS, _MASK = "dflash_config", "target_layer_ids", "mask_token_id"
-_FIELDS = [
-    "block_size",
-    "num_target_layers",
-    "dflash_config",
-    "target_layer_ids",
-    "mask_token_id",
-    "is_causal",
-    "causal_head",
-    "num_anchors",
-    "markov_rank",
-    "markov_head_type",
-    "enable_confidence_head",
-    "confidence_head_with_markov",
-    "use_sliding_window",
-    "attention_bias",
-    "max_window_layers",
-    "target_hidden_size",
-    "sample_from_anchor",
-]
+_FIELDS = f"""{_LAYERS} {_MASK} block_size num_target_layers is_causal causal_head
+    num_anchors markov_rank markov_head_type enable_confidence_head
+    confidence_head_with_markov attention_bias target_hidden_size sample_from_anchor"""
 # What other block heads do, at which value nothing is done.
 _OTHERS = {
     "conv_kernel_size": 0,
@@ -198,7 +182,7 @@ class StoredBlockHead(Head):
             raise fields.refusal(
                 f"markov_head_type = {markov!r} is not supported, only 'vanilla'"
             )
-        sizes = read_sizes(fields, *_FIELDS, *_OTHERS)
+        sizes = read_sizes(fields, *_FIELDS.split(), *_OTHERS)
         sizes["layer"] = dataclasses.replace(sizes["layer"], qk_norm=has_norms)
         window = read_window(fields)
         return cls.Config(

@@ -46,18 +46,8 @@ _PREFIXES = ("midlayer", "layers.0")
 # The field by which a head's `config.json` is known as one of speculators.
 _SPECULATORS = "speculators_model_type"
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
-_FIELDS = (
-    "draft_vocab_size",
-    "target_hidden_size",
-    "eagle_config",
-    "fc_norm",
-    "norm_before_fc",
-    "norm_before_residual",
-    "norm_output",
-    "num_aux_hidden_states",
-    "use_sliding_window",
-    _LAYERS,
-)
+_FIELDS = f"""{_LAYERS} draft_vocab_size target_hidden_size eagle_config fc_norm
+    norm_before_fc norm_before_residual norm_output num_aux_hidden_states"""
 # The one `eagle_config` that asks for what we do anyway; others name the layers, too.
 _USUAL_FEATURES: dict[str, Any] = {"use_aux_hidden_state": True}
 _NESTED = "transformer_layer_config"
@@ -187,7 +177,7 @@ class StoredEagle3Head(FeatureHead):
                     f"{_SPECULATORS} = {kind!r} is not supported, only eagle3"
                 )
             fields = fields.unnested(_NESTED, *_NO_SIZES)
-        sizes = read_sizes(fields, *_FIELDS)
+        sizes = read_sizes(fields, *_FIELDS.split())
         layer, vocab_size = sizes.pop("layer"), sizes["vocab_size"]
         known = fields.size("draft_vocab_size", default=vocab_size)
         if known > vocab_size:
