@@ -48,7 +48,8 @@ USES: tuple[tuple[str, str, str], ...] = (
     ("Constrain texts", "Constraint TokenAutomaton", "constraints"),
     (
         "Choose what drafts",
-        "TreeConfig StaticConfig ChainConfig LookupConfig RecyclingConfig SwitchConfig",
+        "TreeConfig StaticConfig ChainConfig LookaheadConfig LookupConfig "
+        "RecyclingConfig SwitchConfig",
         "",
     ),
     (
@@ -59,9 +60,9 @@ USES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "Bring a drafter",
-        "Drafter Draws Verified DraftModel TreeDrafter SmallModel LookupDrafter "
-        "RecyclingDrafter SwitchDrafter EagleHead EagleHeadConfig Eagle3Head "
-        "Eagle3HeadConfig",
+        "Drafter Draws Verified DraftModel TreeDrafter SmallModel LookaheadDrafter "
+        "LookupDrafter RecyclingDrafter SwitchDrafter EagleHead EagleHeadConfig "
+        "Eagle3Head Eagle3HeadConfig",
         "drafting tree heads",
     ),
     (
