@@ -68,6 +68,9 @@ class PairKeywords(RequestKeywords, total=False):
     calibration: str | None
     shared_noise: bool | None
     choices: str | None
+    level: int | None
+    window: int | None
+    guesses: int | None
     max_ngram: int | None
     min_match: int | None
     datastore: str | None
