@@ -41,7 +41,7 @@ embedded pair (26 nodes, 128 tokens, greedy) writes 6.05 tokens per round with n
 """
 
 
-_SHAPES = ("num_nodes", "depth", "width", "choices")
+_SHAPES = ("num_nodes", "depth", "width", "choices", "level", "window", "guesses")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

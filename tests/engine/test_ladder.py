@@ -201,7 +201,7 @@ def test_a_trial_lasts_its_rounds_however_few_are_run_at_once() -> None:
 def test_only_trees_without_sizes_choose_themselves(tiny_pair: Path) -> None:
     def labels(rule: Any = "coupled", **settings: Any) -> list[str]:
         folder, head = f"{tiny_pair}/target", f"{tiny_pair}/head"
-        free = ("autoregressive", "lookup", "recycling")
+        free = ("autoregressive", "lookup", "lookahead", "recycling")
         draft = None if settings.get("method") in free else head
         pair = load_pair(folder, draft, is_lazy=True, **settings)
         return [rung.label for rung in ladder_of(pair, rule)]
@@ -212,6 +212,8 @@ def test_only_trees_without_sizes_choose_themselves(tiny_pair: Path) -> None:
     assert labels(method="chain") == [ROOT, "4 nodes", "7 nodes"]
     assert labels(method="eagle1") == [ROOT, "26 nodes"]
     assert labels(method="recycling") == [ROOT, "81 nodes"]
+    assert labels(method="lookahead") == [ROOT, "56 nodes"]
+    assert labels(method="lookahead", level=3) == ["28 nodes"]
     # The text would depend on what is chosen.
     assert labels(rule="rejection") == ["60/6/10"]
     assert labels(num_nodes=8) == ["8/6/10"]
