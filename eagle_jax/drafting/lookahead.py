@@ -49,9 +49,9 @@ class LookaheadConfig:
     """The sizes of lookahead decoding.
 
     Attributes:
-        level: The length of its n-grams, the key token included: the paper's `N`.
-        window: The positions ahead that are guessed at together: the paper's `W`.
-        guesses: The n-grams that are kept per token, and tried: the paper's `G`.
+        level: The length of its n-grams, the key token included: N in the paper.
+        window: The positions ahead that are guessed at together: W in the paper.
+        guesses: The n-grams that are kept per token, and tried: G in the paper.
     """
 
     level: int = 5
