@@ -72,7 +72,7 @@ def time_rounds(
             bodies.insert(0, _draft_calls(grower))
         programs[name, "calls"] = _time_loop(bodies, pair, state, iterations)
     for program in programs.values():
-        program()  # Compiles, and touches all memory once.
+        program()  # The first run touches all memory.
     turns = []
     for repeat in range(repeats):
         turns.append([1e3 * program() for program in programs.values()])

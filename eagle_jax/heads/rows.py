@@ -49,27 +49,40 @@ def segment_mask(segments: jax.Array) -> jax.Array:
     return same & jnp.tri(length, dtype=bool)
 
 
-def known_tokens(rows: PackedRows, config: Any, loss: Any = None) -> np.ndarray | None:
-    """Returns the tokens that a new head is to know, `[W]` int32; `None` for all.
+def known_tokens(rows: PackedRows, config: Any) -> np.ndarray | None:
+    """Returns the tokens that a new head of these sizes is to know; `None` for all.
 
-    They are the most frequent of those to be predicted; ties, and places that are left,
-    go to the lowest ids.
+    See `frequent_tokens`.
+    """
+    known = getattr(config, "draft_vocab_size", config.vocab_size)
+    return frequent_tokens(rows, known, config.vocab_size)
+
+
+def compared_tokens(rows: PackedRows, config: Any, loss: Any) -> np.ndarray | None:
+    """Returns the tokens that a loss of these settings compares; `None` for all.
+
+    For the rest see `frequent_tokens`; `config` are the head's sizes.
+    """
+    most, size = config.vocab_size, getattr(loss, "loss_vocab_size", None)
+    wanted = f"at most the target's {most}"
+    require(size is None or size <= most, "loss_vocab_size", size, wanted)
+    return frequent_tokens(rows, size or most, most)
+
+
+def frequent_tokens(rows: PackedRows, count: int, vocab_size: int) -> np.ndarray | None:
+    """Returns the most frequent tokens to be predicted, `[W]` int32; `None` for all.
+
+    Ties, and places that are left, go to the lowest ids.
 
     Args:
         rows: The rows to train on, `[R, T]` NumPy arrays.
-        config: The head's sizes.
-        loss: The settings of a loss, for the tokens that it compares instead.
+        count: The number of these tokens, `W`.
+        vocab_size: The number of tokens the target knows, `V`.
 
     Raises:
-        InputError: If the rows have no token to choose by, or the target has not as
-            many.
+        InputError: If the rows have no token to choose by.
     """
-    known = getattr(config, "draft_vocab_size", config.vocab_size)
-    if loss is not None:
-        known = getattr(loss, "loss_vocab_size", None) or config.vocab_size
-        wanted = f"at most the target's {config.vocab_size}"
-        require(known <= config.vocab_size, "loss_vocab_size", known, wanted)
-    if known == config.vocab_size:
+    if count == vocab_size:
         return None
     wanted = rows.tokens[rows.loss_mask & (rows.segments > 0)]
     if not wanted.size:
@@ -77,6 +90,6 @@ def known_tokens(rows: PackedRows, config: Any, loss: Any = None) -> np.ndarray 
             "the data have no token that is to be predicted, so a draft vocabulary "
             "cannot be counted; give data with answers"
         )
-    counts = np.bincount(wanted, minlength=config.vocab_size)
+    counts = np.bincount(wanted, minlength=vocab_size)
     order = np.argsort(-counts, kind="stable").astype(np.int32)
-    return np.sort(order[:known])
+    return np.sort(order[:count])

@@ -13,7 +13,7 @@ import numpy as np
 
 from eagle_jax.errors import InputError
 from eagle_jax.heads.loss import Metrics
-from eagle_jax.heads.rows import PackedRows, known_tokens
+from eagle_jax.heads.rows import PackedRows, compared_tokens, known_tokens
 from eagle_jax.logs import JsonLines
 from eagle_jax.models.transformer import output_columns
 from eagle_jax.parallel import PairSharding
@@ -85,7 +85,8 @@ class Run:
         self._config, self._step_config, self._data = config, step_config, trained.data
         self._folder, self._sharding = trained.head.parent, sharding
         self._target_params = self._compared = trained.target_params
-        tokens = known_tokens(trained.data.rows, step_config.head.config, config.loss)
+        head, rows = step_config.head, trained.data.rows
+        tokens = compared_tokens(rows, head.config, config.loss)
         if tokens is not None:
             narrow = jax.jit(output_columns, out_shardings=sharding.everywhere)
             columns = narrow(self._target_params, tokens)

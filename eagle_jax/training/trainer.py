@@ -14,7 +14,7 @@ from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.open import open_pair
 from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart, writing
-from eagle_jax.heads.rows import known_tokens
+from eagle_jax.heads.rows import compared_tokens, known_tokens
 from eagle_jax.logs import JsonLines, check_log
 from eagle_jax.models.devices import on_cpu
 from eagle_jax.models.transformer import Transformer
@@ -106,8 +106,9 @@ def train_head(
     files = job.data, job.held_out_data
     data = read_data(*files, source, config, report=report, progress=progress)
     rows_at(len(data.rows), 0, config.run.batch_size, seed=0)  # Refuses large batches.
-    for loss in (None, config.loss):  # Refuses rows that have no labels.
-        known_tokens(data.rows, head.config, loss)
+    # These refuse rows that have no labels.
+    known_tokens(data.rows, head.config)
+    compared_tokens(data.rows, head.config, config.loss)
     report(f"loading {job.target}")
     placed = dataclasses.replace(source, placement=sharding).load()
     target_params = placed.params.target
