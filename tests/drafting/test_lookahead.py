@@ -12,7 +12,7 @@ from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.decoding.state import DecodeState
-from eagle_jax.drafting import LookaheadDrafter
+from eagle_jax.drafting import LookaheadDrafter, RootOnly
 from eagle_jax.drafting.lookahead import LookaheadState
 from eagle_jax.interface import Params
 from eagle_jax.testing import ToyTarget, assert_valid_tree
@@ -214,6 +214,23 @@ def test_a_row_that_ended_learns_nothing() -> None:
     ):
         np.testing.assert_array_equal(before[0], after[0])
         assert (before[1] != np.asarray(after[1])).any()
+
+
+def test_a_round_without_drafts_teaches_nothing() -> None:
+    drafter = LookaheadDrafter(vocab_size=8, level=3, window=3, guesses=2)
+    one, other = (
+        Decoder(target=ToyTarget(vocab_size=8), drafter=drafts, acceptance="greedy")
+        for drafts in (drafter, RootOnly(drafter=drafter))
+    )
+    requests = make_requests([[1, 2]], max_new_tokens=40)
+    state = speculative.prefill(one, Params(target=()), requests, num_slots=64)
+    for _ in range(4):
+        state, _ = speculative.decode_round(one, Params(target=()), state)
+    learned = [np.asarray(x) for x in pool_and_window(state.drafter_state)]
+    state, done = speculative.decode_round(other, Params(target=()), state)
+    assert done.count.tolist() == [1]
+    found = pool_and_window(state.drafter_state)
+    jax.tree.map(np.testing.assert_array_equal, learned, [*found])
 
 
 def pool_and_window(state: LookaheadState) -> tuple[jax.Array, jax.Array]:
