@@ -17,6 +17,7 @@ from flax import struct
 from eagle_jax.config import require_counts
 from eagle_jax.interface import Draws, PromptChunk, Verified
 from eagle_jax.parsing import check_types
+from eagle_jax.prng import make_key
 from eagle_jax.tree import ROOT, DraftTree, join
 
 _NOTHING = -1
@@ -119,7 +120,7 @@ class LookaheadDrafter(LookaheadConfig):
 
         They are the same ones for the same prompt, whatever else is in the batch.
         """
-        words = jax.random.bits(jax.random.key(0), (self.first_width,))
+        words = jax.random.bits(make_key(0), (self.first_width,))
         places = words % chunk.lengths[:, None].astype(words.dtype)
         first = jnp.take_along_axis(chunk.prompts, places.astype(jnp.int32), axis=1)
         return dataclasses.replace(state, window=state.window.at[:, 0].set(first))
