@@ -6,6 +6,7 @@ import errno
 import importlib.util
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 
 from eagle_jax.checkpoints import names
 from eagle_jax.checkpoints.hf_fields import DTYPES
-from eagle_jax.checkpoints.hub import CALIBRATION_FILE, WEIGHT_FILES
+from eagle_jax.checkpoints.hub import CALIBRATION_FILE, VOCABULARY_FILE, WEIGHT_FILES
 from eagle_jax.checkpoints.load import convert
 from eagle_jax.errors import InputError, first_line
 from eagle_jax.files import is_left_behind, new_folder
@@ -40,6 +41,7 @@ _NAMES = {
     "added_tokens.json",
     "chat_template.jinja",
     CALIBRATION_FILE,
+    VOCABULARY_FILE,
 }
 
 
@@ -75,6 +77,17 @@ def is_export(folder: Path) -> bool:
         return read_json(folder / _CONFIG).get("written_by") == WRITTEN_BY
     except InputError:
         return False
+
+
+def copy_beside(source: Path) -> Callable[[Path], None]:
+    """Returns a function that copies what lies beside a head's weights to a new one."""
+
+    def copy(new: Path) -> None:
+        for name in (CALIBRATION_FILE, VOCABULARY_FILE):
+            if (source / name).is_file():
+                shutil.copyfile(source / name, new / name)
+
+    return copy
 
 
 def has_torch() -> bool:

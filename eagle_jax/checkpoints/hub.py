@@ -11,6 +11,9 @@ from eagle_jax.errors import InputError, first_line, shortened
 CALIBRATION_FILE = "calibration.json"
 """The name of the calibration in a head's folder; `heads` describes it."""
 
+VOCABULARY_FILE = "vocabulary.json"
+"""The name of a head's own draft vocabulary in its folder, a list of token ids."""
+
 WEIGHT_FILES = (
     ("model", "safetensors"),
     ("pytorch_model", "bin"),

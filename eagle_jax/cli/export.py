@@ -11,7 +11,6 @@ the official code reads. Folders may be Hugging Face hub names.
 
 import argparse
 import dataclasses
-import shutil
 import tempfile
 import typing
 from pathlib import Path
@@ -20,8 +19,8 @@ from typing import Any
 import jax
 
 from eagle_jax.checkpoints import Export, has_torch, is_export, read_embedding, resolve
+from eagle_jax.checkpoints.export_files import copy_beside
 from eagle_jax.checkpoints.hf_fields import Fields
-from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.cli.command import Parser, command, say
 from eagle_jax.config import Dtype
 from eagle_jax.errors import InputError
@@ -102,17 +101,12 @@ def _export(arguments: argparse.Namespace, folder: Path) -> None:
     how = Export(
         dtype=stored,
         base_model=base,
-        also=lambda new: _copy_calibration(folder, new),
+        also=copy_beside(folder),
         overwrite=arguments.overwrite,
     )
     export_head(output, head.head, params, how, arguments.prefix)
     files = ", ".join(sorted(path.name for path in output.iterdir()))
     print(f"wrote {output}: {files}; weights in {stored}")
-
-
-def _copy_calibration(head: Path, new: Path) -> None:
-    if (head / CALIBRATION_FILE).is_file():
-        shutil.copyfile(head / CALIBRATION_FILE, new / CALIBRATION_FILE)
 
 
 def _with_embedding(params: Any, head: OpenHead, target: Path | None) -> Any:

@@ -62,8 +62,8 @@ class PairConfig:
         quantization: The type that the matrices of the target's layers are rounded to
             as they are read; "none" takes them as they are stored.
         draft_vocabulary: The tokens that an EAGLE-1/2 head drafts: "8192@texts.txt" for
-            as many of the most frequent tokens of a text; "none", or `None` for all.
-            The text stays the same.
+            as many of the most frequent tokens of a text; "none" for all; `None` for
+            the head's own, see `--loss-vocab-size`, or all. The text stays the same.
         draft_quantization: "int8" to round the matrices of an EAGLE head, and its copy
             of the output head, to integers; "none" to take them as they are stored. The
             text stays the same.

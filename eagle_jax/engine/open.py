@@ -218,6 +218,7 @@ def make_pair(
         tokens = read_vocabulary(
             settings.draft_vocabulary,
             draft.model,
+            folder=draft.folder,
             vocab_size=config.vocab_size,
             stop_tokens=stop_tokens,
             read_tokenizer=read_tokenizer,

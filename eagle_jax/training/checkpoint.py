@@ -11,6 +11,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
+from eagle_jax.checkpoints.hub import VOCABULARY_FILE
 from eagle_jax.errors import InputError, first_line
 from eagle_jax.files import is_left_behind, unfinished, write_whole, writing
 from eagle_jax.logs import read_log
@@ -25,7 +26,7 @@ FEATURES = "features.npy"
 PLOT = "curve.png"
 """The picture of a run's log."""
 
-_OURS = {LOG, FEATURES, PLOT, "checkpoints", "head"}
+_OURS = {LOG, FEATURES, PLOT, VOCABULARY_FILE, "checkpoints", "head"}
 
 
 @contextlib.contextmanager

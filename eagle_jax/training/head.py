@@ -10,6 +10,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from eagle_jax import checkpoints
+from eagle_jax.checkpoints.export_files import copy_beside
 from eagle_jax.engine import Pair
 from eagle_jax.errors import InputError, first_line
 from eagle_jax.heads import Head, export_head, open_head
@@ -152,5 +153,6 @@ def export_checkpoint(path: Path, folder: Path) -> None:
         raise InputError(f"cannot read {path}: {first_line(error)}") from error
     has_table = getattr(config.head, "include_embedding", False)
     table = checkpoints.read_embedding(source, config.run.dtype) if has_table else None
-    how = checkpoints.Export(base_model=str(source))
+    beside = copy_beside(log.parent)
+    how = checkpoints.Export(base_model=str(source), also=beside)
     write_head(folder, head, state.params, table, how)

@@ -2,18 +2,22 @@
 
 import contextlib
 import dataclasses
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from eagle_jax import checkpoints
+from eagle_jax.checkpoints.export_files import copy_beside
+from eagle_jax.checkpoints.hub import VOCABULARY_FILE
 from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.engine.config import PairConfig
 from eagle_jax.engine.open import open_pair
 from eagle_jax.errors import InputError
-from eagle_jax.files import check_apart, writing
+from eagle_jax.files import check_apart, write_json, writing
 from eagle_jax.heads.rows import compared_tokens, known_tokens
 from eagle_jax.logs import JsonLines, check_log
 from eagle_jax.models.devices import on_cpu
@@ -76,6 +80,7 @@ def train_head(
         InputError: If settings, data and target do not fit together or are too large
             for this machine, or training diverges.
     """
+    importlib.import_module("matplotlib")  # What the curve needs is missed at once.
     check_output(job.output, resume=job.resume, overwrite=job.overwrite)
     dtype = config.run.dtype
     if dtype == "auto":
@@ -108,12 +113,12 @@ def train_head(
     rows_at(len(data.rows), 0, config.run.batch_size, seed=0)  # Refuses large batches.
     # These refuse rows that have no labels.
     known_tokens(data.rows, head.config)
-    compared_tokens(data.rows, head.config, config.loss)
+    compared = compared_tokens(data.rows, head.config, config.loss)
     report(f"loading {job.target}")
     placed = dataclasses.replace(source, placement=sharding).load()
     target_params = placed.params.target
     first = read(target_params, sharding)
-    _claim(job, identity)
+    _claim(job, identity, compared)
     target = Transformer(config=head.with_features(source.sizes), dtype=source.dtype)
     trained = Trained(
         target=folder,
@@ -129,8 +134,13 @@ def train_head(
     return _run(trained, sharding, report, progress)
 
 
-def _claim(job: TrainJob, identity: dict[str, Any]) -> None:
-    """Begins this run's log, after all processes have checked the folder."""
+def _claim(
+    job: TrainJob, identity: dict[str, Any], compared: np.ndarray | None
+) -> None:
+    """Begins this run's log, after all processes have checked the folder.
+
+    The tokens that its steps compare, if not all, are those that the head will draft.
+    """
     wait_for_all("all have looked at the output")
     if jax.process_index() == 0:
         if job.overwrite:
@@ -138,6 +148,8 @@ def _claim(job: TrainJob, identity: dict[str, Any]) -> None:
         with writing(job.output):
             job.output.mkdir(parents=True, exist_ok=True)
         JsonLines(job.output / LOG, identity).close()
+        if compared is not None:
+            write_json(job.output / VOCABULARY_FILE, compared.tolist())
     wait_for_all("the output is there")
 
 
@@ -179,7 +191,11 @@ def _run(
             fetched, embedding = sharding.fetch((best, table))
             # A head that was finished before has got a calibration since.
             if is_first and not (was_finished and trained.head.is_dir()):
-                how = checkpoints.Export(base_model=str(trained.target), overwrite=True)
+                how = checkpoints.Export(
+                    base_model=str(trained.target),
+                    overwrite=True,
+                    also=copy_beside(output),
+                )
                 head = trained.step_config.head
                 write_head(trained.head, head, fetched, embedding, how)
         if diverged is not None:

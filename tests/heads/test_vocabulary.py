@@ -27,9 +27,11 @@ class Letters:
         return SimpleNamespace(input_ids=["abcdefgh".index(one) for one in text])
 
 
-def read(given: str | None, model: DraftModel = MODEL) -> tuple[int, ...] | None:
+def read(
+    given: str | None, model: DraftModel = MODEL, folder: Path | None = None
+) -> tuple[int, ...] | None:
     known: Any = {"vocab_size": 8, "stop_tokens": (6,), "read_tokenizer": Letters}
-    return read_vocabulary(given, model, **known)
+    return read_vocabulary(given, model, folder=folder, **known)
 
 
 def test_all_tokens_are_drafted_where_no_others_are_asked_for() -> None:
@@ -42,6 +44,21 @@ def test_what_names_no_tokens_is_refused(given: str) -> None:
     named = "cannot read nowhere" if given == "4@nowhere" else "must be N@FILE"
     refused(lambda: read(given), named)
     refused(lambda: read(given, tiny.medusa(8)), "only EAGLE-1/2 heads")
+
+
+def test_a_head_drafts_its_own_tokens_where_no_others_are_asked_for(
+    tmp_path: Path,
+) -> None:
+    own = tmp_path / "vocabulary.json"
+    own.write_text("[5, 2, 7]")
+    assert read(None, folder=tmp_path) == (2, 5, 7)
+    assert read("none", folder=tmp_path) is None
+    text = tmp_path / "text.txt"
+    text.write_text("abc")
+    assert read(f"4@{text}", folder=tmp_path) == (0, 1, 2, 6)
+    for broken in ("[]", "[8]", "[-1]", '["a"]', "{}", "[true]"):
+        own.write_text(broken)
+        refused(lambda: read(None, folder=tmp_path), str(own), "token ids below 8")
 
 
 def test_a_pair_is_loaded_with_as_many_columns(tiny_pair: Path, tmp_path: Path) -> None:

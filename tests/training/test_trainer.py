@@ -31,6 +31,7 @@ from eagle_jax.training import trainer
 from eagle_jax.training.checkpoint import FEATURES, LOG
 from eagle_jax.training.config import DataConfig, RunConfig, TrainConfig, new_head
 from eagle_jax.training.conversations import fingerprint
+from eagle_jax.training.head import export_checkpoint
 from eagle_jax.training.packing import rows_at
 from eagle_jax.training.step import eval_step, init_state, read_target
 from eagle_jax.training.trainer import Trained, TrainJob, train_head
@@ -285,7 +286,7 @@ def test_steps_compare_the_most_frequent_tokens_and_evaluations_all(
         return trained, json.loads((tmp_path / name / LOG).read_text().splitlines()[-1])
 
     trained, of_all = run("all")
-    _, of_some = run("some", loss_vocab_size=size)
+    some, of_some = run("some", loss_vocab_size=size)
     rows, step = trained.data.rows, trained.step_config
     texts = rows.tokens[rows.loss_mask & (rows.segments > 0)].tolist()
     counts = Counter(texts)
@@ -304,6 +305,11 @@ def test_steps_compare_the_most_frequent_tokens_and_evaluations_all(
     np.testing.assert_allclose(of_some["loss"], wanted.loss, rtol=1e-5)
     assert abs(of_all["loss"] - of_some["loss"]) > 1e-3
     assert of_all["held_out_loss"] == of_some["held_out_loss"]
+    own = some.head / "vocabulary.json"  # What this head will draft.
+    assert json.loads(own.read_text()) == np.flatnonzero(is_known).tolist()
+    export_checkpoint(tmp_path / "some/checkpoints/1", tmp_path / "again")
+    assert file_bytes(tmp_path / "again") == file_bytes(some.head)
+    assert not (trained.head / "vocabulary.json").exists()
     many = functools.partial(run, "many", loss_vocab_size=len(every) + 1)
     refused(many, f"loss_vocab_size = {len(every) + 1} must be at most")
     assert not (tmp_path / "many").exists()

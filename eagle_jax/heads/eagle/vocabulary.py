@@ -12,17 +12,19 @@ from typing import Any
 
 import numpy as np
 
+from eagle_jax.checkpoints.hub import VOCABULARY_FILE
 from eagle_jax.config import require
 from eagle_jax.drafting import DraftModel
 from eagle_jax.errors import InputError
 from eagle_jax.heads.eagle import EagleHead
-from eagle_jax.parsing import read_bytes
+from eagle_jax.parsing import parse_json, read_bytes
 
 
 def read_vocabulary(
     given: str | None,
     model: DraftModel,
     *,
+    folder: Path | None = None,
     vocab_size: int,
     stop_tokens: Sequence[int],
     read_tokenizer: Callable[[], Any],
@@ -32,10 +34,14 @@ def read_vocabulary(
     Args:
         given: What `PairConfig.draft_vocabulary` says.
         model: The draft model.
+        folder: The model's folder, whose own vocabulary counts where none is given.
         vocab_size: The number of tokens the target knows, `V`.
         stop_tokens: The tokens that end the target's texts.
         read_tokenizer: See `Pair`; it is called only to count in a text.
     """
+    own = folder and folder / VOCABULARY_FILE
+    if given is None and own is not None and own.is_file():
+        return _own(own, vocab_size)
     if given in (None, "none"):
         return None
     if not isinstance(model, EagleHead):
@@ -52,6 +58,17 @@ def read_vocabulary(
     size, path = int(asked[1]), Path(asked[2])
     ids = _count(path, size, read_tokenizer(), vocab_size, stop_tokens)
     return None if len(ids) == vocab_size else tuple(sorted(ids))
+
+
+def _own(path: Path, vocab_size: int) -> tuple[int, ...]:
+    ids = parse_json(read_bytes(path), str(path))
+    are_ids = isinstance(ids, list) and all(type(id_) is int for id_ in ids)
+    if not are_ids or not ids or not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise InputError(
+            f"{path} must hold a list of token ids below {vocab_size}, the target's "
+            "number of tokens; remove it to draft all tokens"
+        )
+    return tuple(sorted(set(ids)))
 
 
 def _count(
