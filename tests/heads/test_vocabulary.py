@@ -1,5 +1,6 @@
 """Which tokens a draft model chooses among, and what is refused."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,9 +65,17 @@ def test_a_head_drafts_its_own_tokens_where_no_others_are_asked_for(
 def test_a_pair_is_loaded_with_as_many_columns(tiny_pair: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the heart of the matter", encoding="utf-8-sig")
-    names = str(tiny_pair / "target"), str(tiny_pair / "head")
+    head = Path(shutil.copytree(tiny_pair / "head", tmp_path / "head"))
+    (head / "vocabulary.json").write_text("[1, 299, 7, 12, 5]")
+    plain, own = tiny_pair / "head", head
     tree = TreeConfig(num_nodes=4, depth=2, width=2)
-    for given, size in ((None, 300), (f"9@{text}", 9)):
+    for draft, given, size in (
+        (plain, None, 300),
+        (plain, f"9@{text}", 9),
+        (own, None, 5),
+        (own, "none", 300),
+    ):
+        names = str(tiny_pair / "target"), str(draft)
         loaded = open_pair(*names, settings_of(tree, draft_vocabulary=given)).load()
         assert loaded.params.drafter.output_head.shape[1] == size
         assert loaded.params.target.output_head.shape[1] == 300
