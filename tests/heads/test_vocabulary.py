@@ -57,6 +57,7 @@ def test_a_head_drafts_its_own_tokens_where_no_others_are_asked_for(
     text = tmp_path / "text.txt"
     text.write_text("abc")
     assert read(f"4@{text}", folder=tmp_path) == (0, 1, 2, 6)
+    assert read(None, tiny.medusa(8), folder=tmp_path) is None  # Nor has a model.
     for broken in ("[]", "[8]", "[-1]", '["a"]', "{}", "[true]"):
         own.write_text(broken)
         refused(lambda: read(None, folder=tmp_path), str(own), "token ids below 8")
@@ -67,13 +68,12 @@ def test_a_pair_is_loaded_with_as_many_columns(tiny_pair: Path, tmp_path: Path) 
     text.write_text("the heart of the matter", encoding="utf-8-sig")
     head = Path(shutil.copytree(tiny_pair / "head", tmp_path / "head"))
     (head / "vocabulary.json").write_text("[1, 299, 7, 12, 5]")
-    plain, own = tiny_pair / "head", head
     tree = TreeConfig(num_nodes=4, depth=2, width=2)
     for draft, given, size in (
-        (plain, None, 300),
-        (plain, f"9@{text}", 9),
-        (own, None, 5),
-        (own, "none", 300),
+        (tiny_pair / "head", None, 300),
+        (tiny_pair / "head", f"9@{text}", 9),
+        (head, None, 5),
+        (head, "none", 300),
     ):
         names = str(tiny_pair / "target"), str(draft)
         loaded = open_pair(*names, settings_of(tree, draft_vocabulary=given)).load()

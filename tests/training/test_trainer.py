@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -313,6 +314,15 @@ def test_steps_compare_the_most_frequent_tokens_and_evaluations_all(
     many = functools.partial(run, "many", loss_vocab_size=len(every) + 1)
     refused(many, f"loss_vocab_size = {len(every) + 1} must be at most")
     assert not (tmp_path / "many").exists()
+
+
+def test_what_the_curve_needs_is_missed_before_anything_is_written(
+    tiny_pair: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ModuleNotFoundError, match="matplotlib"):
+        train(tiny_pair, data, tmp_path / "run", **STILL)
+    assert not (tmp_path / "run").exists()
 
 
 def with_table(head: Path, folder: Path, table: np.ndarray) -> Path:

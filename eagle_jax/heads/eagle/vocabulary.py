@@ -39,12 +39,13 @@ def read_vocabulary(
         stop_tokens: The tokens that end the target's texts.
         read_tokenizer: See `Pair`; it is called only to count in a text.
     """
-    own = folder and folder / VOCABULARY_FILE
+    is_eagle = isinstance(model, EagleHead)
+    own = folder / VOCABULARY_FILE if folder is not None and is_eagle else None
     if given is None and own is not None and own.is_file():
         return _own(own, vocab_size)
     if given in (None, "none"):
         return None
-    if not isinstance(model, EagleHead):
+    if not is_eagle:
         raise InputError(
             f"`draft_vocabulary` {given}: these heads have output heads of their own; "
             "only EAGLE-1/2 heads take a draft vocabulary"
