@@ -26,6 +26,9 @@ BLOCK = 2048
 CPU_BLOCK = 256
 """The same on CPUs."""
 
+_CPU_BYTES, _FEW_TOKENS = 7 * 2**20, 16
+"""The most bytes of all rows that CPUs keep at hand, for no more new tokens a row."""
+
 _MOST_TOKENS = 128
 """The most new tokens that GPUs mix by a kernel; prompts are read in larger chunks."""
 
@@ -111,7 +114,7 @@ def attend(
     else:
         found = jax.lax.platform_dependent(
             cuda=read_on_gpu,
-            cpu=lambda: read(_cpu_block(num_slots, num_tokens)),
+            cpu=lambda: read(_cpu_block(cached, rows)),
             default=lambda: read(BLOCK) if is_long else read_whole(),
         )
     if sinks is not None:
@@ -198,10 +201,15 @@ def _is_for_kernel(rows: jax.Array, cached: KeyValues) -> bool:
     return is_new and find_spec("jax.experimental.pallas.triton") is not None
 
 
-def _cpu_block(num_slots: int, num_tokens: int) -> int:
+def _cpu_block(cached: KeyValues, rows: jax.Array) -> int:
+    num_slots, num_tokens, half = cached.keys.shape[2], rows.shape[3], CPU_BLOCK // 2
     # Of a short cache, half a block more is much to read for a few tokens.
-    half = CPU_BLOCK // 2
-    return half if num_slots <= 4 * half and num_tokens <= half else CPU_BLOCK
+    block = half if num_slots <= 4 * half and num_tokens <= half else CPU_BLOCK
+    if num_tokens > _FEW_TOKENS:  # Products take the time, not what they read.
+        return block
+    scores = 4 * rows.size // rows.shape[-1]
+    most = _CPU_BYTES // (2 * cached.keys.nbytes // num_slots + scores)
+    return min(block, max(32, 2 ** (most.bit_length() - 1)))
 
 
 def _add_blocks(

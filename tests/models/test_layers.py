@@ -1,6 +1,8 @@
 """Norm, attention and the layer against NumPy, written from their formulas."""
 
 import dataclasses
+import functools
+import re
 from typing import Any
 
 import jax
@@ -149,6 +151,33 @@ def test_few_queries_are_scored_one_at_a_time_to_the_same(
     assert str(scored.as_text()).count(" dot(") == products
     wanted = np.einsum("bgma,bgsa->bgms", rows, segment)
     np.testing.assert_allclose(scored(rows, segment), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "rows, tokens, slots, block",
+    [
+        (1, 1, 768, 256),
+        (16, 8, 768, 128),
+        (64, 1, 512, 64),
+        (64, 1, 768, 64),
+        (999, 1, 768, 32),
+        (64, 60, 768, 256),
+    ],
+)
+def test_cpus_read_of_many_rows_what_they_keep_at_hand(
+    rows: int, tokens: int, slots: int, block: int
+) -> None:
+    of = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    cached, new = (
+        KeyValues(keys=of((rows, 3, size, 64)), values=of((rows, 3, size, 64)))
+        for size in (slots, tokens)
+    )
+    mask = jax.ShapeDtypeStruct((rows, tokens, tokens), jnp.bool_)
+    lengths = jax.ShapeDtypeStruct((rows,), jnp.int32)
+    query = of((rows, tokens, 9, 64))
+    text = jax.jit(attend).lower(query, cached, lengths, new, mask).as_text()
+    read = re.findall(r"dynamic_slice.*-> tensor<\d+x3x(\d+)x64xf32>", text)
+    assert read == [str(block)] * 2
 
 
 def test_slots_after_the_length_are_never_read() -> None:
