@@ -26,8 +26,11 @@ BLOCK = 2048
 CPU_BLOCK = 256
 """The same on CPUs."""
 
-_CPU_BYTES, _FEW_TOKENS = 7 * 2**20, 16
-"""The most bytes of all rows that CPUs keep at hand, for no more new tokens a row."""
+_CPU_BYTES, _LEAST_BLOCK = 7 * 2**20, 32
+"""The bytes that CPUs keep at hand, so read at once, and the least slots to read."""
+
+_FEW_TOKENS = 16
+"""The most new tokens of a row for which they do so; of more, products are the time."""
 
 _MOST_TOKENS = 128
 """The most new tokens that GPUs mix by a kernel; prompts are read in larger chunks."""
@@ -205,11 +208,11 @@ def _cpu_block(cached: KeyValues, rows: jax.Array) -> int:
     num_slots, num_tokens, half = cached.keys.shape[2], rows.shape[3], CPU_BLOCK // 2
     # Of a short cache, half a block more is much to read for a few tokens.
     block = half if num_slots <= 4 * half and num_tokens <= half else CPU_BLOCK
-    if num_tokens > _FEW_TOKENS:  # Products take the time, not what they read.
+    if num_tokens > _FEW_TOKENS:
         return block
     scores = 4 * rows.size // rows.shape[-1]
     most = _CPU_BYTES // (2 * cached.keys.nbytes // num_slots + scores)
-    return min(block, max(32, 2 ** (most.bit_length() - 1)))
+    return min(block, max(_LEAST_BLOCK, 1 << most.bit_length() >> 1))
 
 
 def _add_blocks(
