@@ -1,7 +1,6 @@
 """Norm, attention and the layer against NumPy, written from their formulas."""
 
 import dataclasses
-import functools
 import re
 from typing import Any
 
@@ -167,15 +166,16 @@ def test_few_queries_are_scored_one_at_a_time_to_the_same(
 def test_cpus_read_of_many_rows_what_they_keep_at_hand(
     rows: int, tokens: int, slots: int, block: int
 ) -> None:
-    of = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
-    cached, new = (
-        KeyValues(keys=of((rows, 3, size, 64)), values=of((rows, 3, size, 64)))
-        for size in (slots, tokens)
-    )
-    mask = jax.ShapeDtypeStruct((rows, tokens, tokens), jnp.bool_)
-    lengths = jax.ShapeDtypeStruct((rows,), jnp.int32)
-    query = of((rows, tokens, 9, 64))
-    text = jax.jit(attend).lower(query, cached, lengths, new, mask).as_text()
+    def attended() -> jax.Array:
+        cached, new = (
+            KeyValues(keys=zeros, values=zeros)
+            for zeros in (jnp.zeros((rows, 3, size, 64)) for size in (slots, tokens))
+        )
+        mask = jnp.ones((rows, tokens, tokens), bool)
+        lengths = jnp.zeros(rows, jnp.int32)
+        return attend(jnp.zeros((rows, tokens, 9, 64)), cached, lengths, new, mask)
+
+    text = jax.jit(attended).lower().as_text()
     read = re.findall(r"dynamic_slice.*-> tensor<\d+x3x(\d+)x64xf32>", text)
     assert read == [str(block)] * 2
 
